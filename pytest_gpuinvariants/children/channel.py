@@ -1,0 +1,107 @@
+"""The folder through which a test's process and its children speak.  Standard library only.
+
+``armed.json`` holds the regions that are armed; ``generation`` a counter that children map into
+memory, so that an event costs them a read of eight bytes; ``<pid>.jsonl`` what one child found.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "PYTEST_GPUINVARIANTS_CHANNEL"
+_GENERATION_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Armed:
+    """A region that is armed in the parent, with what its rule polices."""
+
+    region: int
+    kinds: tuple[str, ...]
+    pageable_threshold: int
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a child has to know: the simulated machine (None: a real GPU), and the form of its stacks."""
+
+    simulate: str | None
+    full_stacks: bool
+
+
+class Writer:
+    """The parent's end."""
+
+    def __init__(self, folder: Path, setup: Setup) -> None:
+        self.folder = folder
+        self._armed: dict[int, Armed] = {}
+        self._generation = 0
+        (folder / "setup.json").write_text(json.dumps(asdict(setup)))
+        self._publish()
+
+    def arm(self, armed: Armed) -> None:
+        """Let children police a region."""
+        self._armed[armed.region] = armed
+        self._publish()
+
+    def disarm(self, region: int) -> None:
+        """Let children leave a region alone."""
+        del self._armed[region]
+        self._publish()
+
+    def _publish(self) -> None:
+        new = self.folder / "armed.new"
+        new.write_text(json.dumps([asdict(armed) for armed in self._armed.values()]))
+        new.rename(self.folder / "armed.json")
+        self._generation += 1
+        counter = self.folder / "generation"
+        # In place: a child has the file mapped, and a new file would not reach it.
+        with open(counter, "r+b" if counter.exists() else "w+b") as file:
+            file.write(self._generation.to_bytes(_GENERATION_BYTES, "little"))
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Everything that children have written.  A line that a dying child left unfinished is passed over."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            for line in path.read_text().splitlines():
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    continue
+
+
+class Reader:
+    """A child's end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.setup = Setup(**json.loads((folder / "setup.json").read_text()))
+        with open(folder / "generation", "rb") as file:
+            self._counter = mmap.mmap(file.fileno(), _GENERATION_BYTES, access=mmap.ACCESS_READ)
+        self._seen = b""
+        self._armed: tuple[Armed, ...] = ()
+
+    @property
+    def armed(self) -> tuple[Armed, ...]:
+        """The regions that are armed now."""
+        generation = self._counter[:]
+        if generation != self._seen:
+            self._seen = generation
+            entries = json.loads((self._folder / "armed.json").read_text())
+            self._armed = tuple(Armed(one["region"], tuple(one["kinds"]), one["pageable_threshold"]) for one in entries)
+        return self._armed
+
+    def write(self, **line: object) -> None:
+        """Add a line; it is in the file when this returns."""
+        data = json.dumps({"pid": os.getpid(), **line}).encode() + b"\n"
+        path = self._folder / f"{os.getpid()}.jsonl"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)

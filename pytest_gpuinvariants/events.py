@@ -1,0 +1,104 @@
+"""What recorders see: calls of the CUDA API, with the Python stack that made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Memory(StrEnum):
+    """What the driver knows about an address."""
+
+    PAGEABLE = "pageable"
+    PINNED = "pinned"
+    DEVICE = "device"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One Python frame: dotted module, qualified name, file, line number (from 1)."""
+
+    module: str
+    function: str
+    file: str
+    line: int
+
+    @property
+    def qualified(self) -> str:
+        """``module.Class.method``: stable across lines, versions and machines."""
+        return f"{self.module}.{self.function}"
+
+
+Stack = tuple[Frame, ...]
+"""Frames, innermost first, cut to the caller's code: libraries' own plumbing and pytest are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """The calling thread: native id and, when Python started it, its name."""
+
+    native_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCall:
+    """One call of the CUDA runtime or driver API.
+
+    ``result`` is the CUDA error code the caller got (0: success); ``capturing`` says that the stream
+    was being captured into a graph, or that the capture refused the call.
+    """
+
+    api: str
+    thread: Thread
+    stack: Stack
+    stream: int = 0
+    device: int = 0
+    capturing: bool = False
+    result: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy(ApiCall):
+    """A transfer of ``bytes`` bytes.
+
+    ``blocking`` means that the call has no asynchronous contract (``cudaMemcpy``); ``gapped`` that
+    the host side is a non-contiguous pinned tensor, of which torch copies a pageable duplicate.
+    """
+
+    bytes: int
+    source: Memory
+    destination: Memory
+    blocking: bool
+    gapped: bool = False
+
+    @property
+    def direction(self) -> str:
+        """``H2D``, ``D2H``, ``D2D`` or ``H2H``."""
+        sides = ["D" if memory is Memory.DEVICE else "H" for memory in (self.source, self.destination)]
+        return "2".join(sides)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronization(ApiCall):
+    """The host waits for a stream, an event or a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation(ApiCall):
+    """Memory taken from the driver or given back to it (``bytes`` is 0 then)."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch(ApiCall):
+    """A kernel launch: the kernel's name as registered, and the file it came from."""
+
+    kernel: str
+    library: str
+
+
+Event = Copy | Synchronization | Allocation | Launch
+EVENT_TYPES: tuple[type[ApiCall], ...] = (Copy, Synchronization, Allocation, Launch)

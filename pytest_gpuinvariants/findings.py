@@ -1,0 +1,146 @@
+"""A rule's verdict on events, and the forms in which reports show it."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpuinvariants.events import Event, Stack, Thread
+
+MAX_DISTINCT = 200
+"""Distinct findings kept per region; what comes after is counted, so that memory stays bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One violation, with the number of times that it happened at this place.
+
+    ``message`` is the one-line form, for example ``cudaMemcpyAsync H2D of 260 B from pageable
+    memory: may block``.  A ``note`` is reported and fails nothing.
+    """
+
+    invariant: str
+    kind: str
+    subject: str
+    message: str
+    thread: Thread
+    stack: Stack
+    note: bool = False
+    count: int = 1
+    process: str = ""
+    """The child process that made the call; empty for the test's own."""
+
+    @property
+    def id(self) -> str:
+        """Stable identity: what, through which call, in whose code; no line, path or size."""
+        place = self.stack[0].qualified if self.stack else "<native thread>"
+        return f"{self.kind}:{self.subject}@{place}"
+
+    @property
+    def place(self) -> str:
+        """File and line at fault, the file relative to the working directory where it is below it."""
+        if not self.stack:
+            return "a native thread"
+        path = Path(self.stack[0].file)
+        if path.is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())
+        return f"{path}:{self.stack[0].line}"
+
+    @property
+    def line(self) -> str:
+        """The message, with the count when it repeats."""
+        return self.message if self.count == 1 else f"{self.message} ({self.count} times)"
+
+
+def finding(event: Event, *, invariant: str, kind: str, subject: str, message: str, note: bool = False) -> Finding:
+    """A finding about one event."""
+    return Finding(invariant, kind, subject, message, event.thread, event.stack, note)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Findings by identity, repeated ones counted instead of kept."""
+
+    _found: dict[Finding, list[int]] = field(default_factory=dict)
+    _last: tuple[Finding | None, list[int]] = (None, [0])
+    overflow: int = 0
+
+    def add(self, item: Finding) -> None:
+        """Count one finding."""
+        last, count = self._last
+        if item is not last:  # a finding that repeats is often the same object, and comparing takes long
+            known = self._found.get(item)
+            if known is None:
+                if len(self._found) >= MAX_DISTINCT:
+                    self.overflow += 1
+                    return
+                known = self._found[item] = [0]
+            count = known
+            self._last = item, count
+        count[0] += 1
+
+    def _select(self, note: bool) -> tuple[Finding, ...]:
+        return tuple(replace(item, count=count[0]) for item, count in self._found.items() if item.note is note)
+
+    @property
+    def violations(self) -> tuple[Finding, ...]:
+        """What fails the test, in order of first appearance."""
+        return self._select(note=False)
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        """What is only reported."""
+        return self._select(note=True)
+
+
+def _frames(stack: Stack, indent: str) -> Iterator[str]:
+    if not stack:
+        yield f"{indent}(a thread that Python did not start: no Python stack)"
+    for frame in stack:
+        yield f"{indent}{frame.file}:{frame.line} in {frame.function}"
+        if source := linecache.getline(frame.file, frame.line).strip():
+            yield f"{indent}    {source}"
+
+
+def section(findings: Iterable[Finding], overflow: int = 0) -> str:
+    """Findings as text: calls made at one place share its stack, innermost frame first."""
+    places: dict[tuple[str, Thread, Stack], list[Finding]] = {}
+    for item in findings:
+        places.setdefault((item.process, item.thread, item.stack), []).append(item)
+    lines: list[str] = []
+    for (process, thread, stack), here in places.items():
+        for item in here:
+            lines += [f"{item.kind}: {item.line}", f"  id: {item.id}"]
+        if process:
+            lines.append(f"  process: {process}")
+        lines.append(f"  thread: {thread.name} ({thread.native_id})")
+        lines += _frames(stack, "  ")
+    if overflow:
+        lines.append(f"… and {overflow} more calls at other places (only {MAX_DISTINCT} distinct findings are kept)")
+    return "\n".join(lines)
+
+
+class InvariantViolation(pytest.fail.Exception):  # type: ignore[name-defined,misc,unused-ignore]
+    """An invariant does not hold: fails the test with the findings as its text.
+
+    Like ``pytest.fail``'s, it is not an ``Exception``, so that ``except Exception`` in the code
+    under test can not hide it.
+    """
+
+    def __init__(self, invariant: str, findings: tuple[Finding, ...], overflow: int = 0) -> None:
+        self.invariant = invariant
+        self.findings = findings
+        self.overflow = overflow
+        more = sum(item.count for item in findings) + overflow - findings[0].count
+        rest = f", and {more} more call{'s' if more != 1 else ''}" if more else ""
+        # The place first: what is cut off at the end of a narrow terminal is the least needed.
+        head = f"{invariant}: {findings[0].place}: {findings[0].line}{rest}"
+        super().__init__(f"{head}\n{section(findings, overflow)}", pytrace=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.invariant, self.findings, self.overflow)

@@ -1,0 +1,113 @@
+"""The GPU of a run: chosen once, named in every report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pytest_gpuinvariants.hardware.detection import (
+    NoCudaTorchError,
+    NoGpuError,
+    find_real_gpu,
+    require_cuda_torch,
+)
+from pytest_gpuinvariants.hardware.profiles import Profile, parse_profile
+
+
+class MachineKind(StrEnum):
+    """How the run comes by its GPU."""
+
+    REAL = "real"
+    SIMULATED = "simulated"
+    NONE = "none"
+    UNUSED = "unused"
+
+
+class MachineError(RuntimeError):
+    """The GPU that was asked for can not be had; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPU that tests of this run see.
+
+    ``label`` names it in outcomes (``simulated H100``); ``why`` says how it was chosen, or what is
+    missing.  ``capability`` is that of the first device, None when there is none.
+    """
+
+    kind: MachineKind
+    label: str
+    why: str
+    capability: tuple[int, int] | None = None
+    count: int = 0
+    profile: str | None = None
+    """What is simulated, for example ``h100x2``."""
+
+    @property
+    def header(self) -> str:
+        """The line of the report's header."""
+        capability = f" (SM {self.capability[0]}.{self.capability[1]})" if self.capability else ""
+        devices = f", {self.count} devices" if self.count > 1 else ""
+        return f"gpu: {self.label}{capability}{devices}: {self.why}"
+
+
+UNUSED = Machine(MachineKind.UNUSED, "not needed", "no test file here uses an invariant (--gpu simulate:h100 to force)")
+
+
+def _simulate(profile: Profile, count: int, why: str) -> Machine:
+    # Imported here: a run that needs no simulator does not pay for it.
+    from pytest_gpuinvariants.hardware.simulate.build import SimulatorBuildError
+    from pytest_gpuinvariants.hardware.simulate.runtime import SimulatorTooLateError, open_runtime
+
+    try:
+        open_runtime(profile, count)
+    except (SimulatorTooLateError, SimulatorBuildError) as error:
+        raise MachineError(str(error)) from error
+    label = f"simulated {profile.label}"
+    why = f"{why}; kernels are recorded, not run"
+    return Machine(MachineKind.SIMULATED, label, why, profile.capability, count, f"{profile.key}x{count}")
+
+
+def choose(choice: str, used: bool) -> Machine:
+    """The machine for a ``--gpu`` choice; a simulated one is open when this returns.
+
+    Args:
+        choice: ``auto``, ``real`` or ``simulate:PROFILE``, as :func:`check_choice` accepts them.
+        used: whether anything to be collected uses an invariant; ``auto`` touches nothing when not.
+
+    Raises:
+        MachineError: what was asked for is not there, or torch was imported too early to simulate.
+    """
+    if choice == "auto" and not used:
+        return UNUSED
+    try:
+        require_cuda_torch()
+        if choice.startswith("simulate:"):
+            profile, count = parse_profile(choice.removeprefix("simulate:"))
+            return _simulate(profile, count, f"--gpu {choice}")
+        try:
+            gpu = find_real_gpu()
+        except NoGpuError as error:
+            if choice == "real":
+                raise
+            profile, count = parse_profile("h100")
+            return _simulate(profile, count, str(error))
+        return Machine(MachineKind.REAL, f"real {gpu.name}", "found by the NVIDIA driver", gpu.capability, gpu.count)
+    except (NoGpuError, NoCudaTorchError) as error:
+        if choice != "auto":
+            raise MachineError(f"--gpu {choice}: {error}") from error
+        return Machine(MachineKind.NONE, "none", str(error))
+
+
+def check_choice(choice: str) -> str:
+    """Return a valid ``--gpu`` choice.
+
+    Raises:
+        ValueError: it is none; the message lists the accepted forms.
+    """
+    if choice in ("auto", "real"):
+        return choice
+    if choice.startswith("simulate:"):
+        parse_profile(choice.removeprefix("simulate:"))
+        return choice
+    raise ValueError(f"{choice!r} is not auto, real or simulate:PROFILE")

@@ -1,0 +1,222 @@
+/* The simulated CUDA device: state shared by the runtime, driver and NVML faces.
+ *
+ * Device memory is a range of addresses that the host can not touch (PROT_NONE) with a shadow of
+ * the same size beside it: a device pointer dereferenced on the host faults, as on silicon, while
+ * the simulator reads and writes the shadow.  Copies run at once, in the order of the calls;
+ * kernels are recorded and never run.
+ */
+#ifndef GPUINVARIANTS_SIM_H
+#define GPUINVARIANTS_SIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_MAX_DEVICES 16
+#define SIM_EXPORT __attribute__((visibility("default")))
+
+/* What one simulated device declares.  Mirrored by runtime.py (ctypes). */
+typedef struct {
+  char name[96];
+  char uuid[48];
+  int32_t major, minor;
+  int32_t sm_count;
+  int32_t l2_bytes;
+  int32_t shared_per_block_optin, shared_per_sm;
+  int32_t memory_bus_bits;
+  int32_t max_threads_per_sm, max_blocks_per_sm;
+  int32_t clock_khz, memory_clock_khz;
+  uint64_t memory_bytes;
+} sim_profile;
+
+/* Kinds of memory, by what the driver knows about an address. */
+enum { SIM_PAGEABLE = 0, SIM_PINNED = 1, SIM_DEVICE = 2, SIM_REGISTERED = 3 };
+
+/* Classes of events; a listener names the ones it wants, the others cost one branch. */
+enum {
+  SIM_EVENT_SYNC = 1,        /* the host waits for a stream, an event or a device */
+  SIM_EVENT_COPY_STALL = 2,  /* a copy or fill that blocks, may block, or was refused by a capture */
+  SIM_EVENT_COPY_ASYNC = 4,  /* any other copy or memset */
+  SIM_EVENT_ALLOC = 8,       /* memory taken from or given back to the driver */
+  SIM_EVENT_LAUNCH = 16,     /* a kernel launched by anything but torch's own libraries */
+  SIM_EVENT_TORCH_LAUNCH = 32
+};
+
+/* One call, as handed to the listener.  Mirrored by runtime.py (ctypes). */
+typedef struct {
+  const char *api;
+  const char *kernel;   /* launches only: the kernel's name */
+  const char *library;  /* launches only: the file the kernel came from */
+  uint64_t bytes;
+  uint64_t rows;        /* of a pitched (2D, 3D) copy; 1 for a linear one */
+  uint64_t stream;
+  uint64_t thread;      /* native id */
+  int32_t event_class;
+  int32_t destination, source; /* kinds of memory */
+  int32_t blocking;     /* the call has no asynchronous form of this name */
+  int32_t device;
+  int32_t capturing;
+  int32_t result;       /* the CUDA error the call returns */
+} sim_event;
+
+typedef void (*sim_listener)(const sim_event *event);
+
+/* Set up and observation, called from Python before torch is imported. */
+int sim_configure(const sim_profile *profiles, int count, int driver_version);
+void sim_listen(sim_listener listener, uint32_t classes);
+int sim_unsupported_count(void);
+const char *sim_unsupported_name(int index);
+uint64_t sim_launch_count(void);
+
+/* Devices. */
+extern int sim_device_count, sim_driver_version;
+extern sim_profile sim_profiles[SIM_MAX_DEVICES];
+extern _Thread_local int sim_current_device;
+int sim_ready(void); /* 0, or the error every call returns after a fork */
+
+/* Memory.  Errors are CUDA runtime codes, which the driver's share for these cases. */
+int sim_malloc(void **out, size_t bytes, int device);
+int sim_free(void *pointer);
+int sim_host_alloc(void **out, size_t bytes);
+int sim_host_free(void *pointer);
+int sim_host_register(void *pointer, size_t bytes, unsigned flags);
+int sim_host_unregister(void *pointer);
+uint64_t sim_used(int device);
+/* The kind of memory at an address, its device, and the start and size of its allocation. */
+int sim_classify(const void *pointer, int *device, void **base, size_t *bytes);
+
+/* Copies and fills.  `direction` is a cudaMemcpyKind. */
+typedef struct {
+  const char *api;
+  void *destination;
+  const void *source;
+  size_t bytes; /* of one row */
+  size_t rows, destination_pitch, source_pitch;
+  size_t slices, destination_slice, source_slice; /* slice strides in bytes */
+  int direction;
+  int blocking;
+  void *stream;
+} sim_copy;
+typedef struct {
+  void *destination;
+  size_t pitch;
+  uint32_t value;
+  size_t element, width, rows; /* bytes of the pattern (1, 2 or 4), elements of a row, rows */
+} sim_filling;
+int sim_run_copy(const sim_copy *copy);
+int sim_copy_linear(const char *api, void *destination, const void *source, size_t bytes,
+                    int direction, int blocking, void *stream);
+int sim_fill(const char *api, void *destination, size_t pitch, uint32_t value, size_t element,
+             size_t width, size_t rows, int blocking, void *stream);
+
+/* Live handles: a stale or foreign one is an error, never a crash. */
+enum { SIM_STREAM = 1, SIM_EVENT, SIM_GRAPH, SIM_GRAPH_EXEC, SIM_MODULE, SIM_KERNEL, SIM_OBJECT, SIM_BLAS };
+void sim_handle_add(void *handle, int type);
+int sim_handle_is(const void *handle, int type);
+int sim_handle_remove(void *handle, int type);
+void sim_retire(void *memory); /* in place of free(), for what a handle led to */
+
+/* Streams and events. */
+#define SIM_CAPTURE_STREAMS 64
+typedef struct sim_graph sim_graph;
+typedef struct sim_capture sim_capture;
+typedef struct {
+  int device, priority;
+  unsigned flags;
+  sim_capture *capture;                /* the sequence it is part of, NULL outside one */
+  int slot;                            /* its place in that sequence */
+  uint32_t seen[SIM_CAPTURE_STREAMS];  /* work of each place that precedes this stream's next */
+} sim_stream;
+typedef struct {
+  int device, recorded;
+  unsigned flags;
+  uint64_t nanoseconds;
+  uint64_t capture_id; /* of the sequence it was last recorded in, 0 when in none */
+  uint32_t seen[SIM_CAPTURE_STREAMS];
+} sim_cuda_event;
+
+int sim_stream_create(void **out, unsigned flags, int priority);
+int sim_stream_destroy(void *stream);
+sim_stream *sim_stream_of(void *stream); /* NULL for a bad handle */
+/* The stream behind a handle, if work may be queued on it now; else the error. */
+int sim_stream_enter(void *handle, sim_stream **out);
+int sim_stream_query(void *stream);
+int sim_stream_wait(void *stream, void *event, int external);
+int sim_stream_synchronize(const char *api, void *stream);
+int sim_device_synchronize(const char *api);
+int sim_event_create(void **out, unsigned flags);
+int sim_event_destroy(void *event);
+int sim_event_record(void *event, void *stream, int external);
+void sim_event_stamp(void *event); /* it happens now */
+int sim_event_query(void *event);
+int sim_event_synchronize(const char *api, void *event);
+int sim_event_elapsed(float *milliseconds, void *start, void *end);
+
+/* Graphs. */
+enum { SIM_NODE_KERNEL, SIM_NODE_COPY, SIM_NODE_FILL, SIM_NODE_HOST, SIM_NODE_EVENT, SIM_NODE_GRAPH };
+typedef struct {
+  int what;
+  union {
+    sim_copy copy;
+    sim_filling fill;
+    struct {
+      void (*function)(void *);
+      void *data;
+    } host;
+    void *event;
+    sim_graph *graph;
+  } as;
+} sim_node;
+sim_graph *sim_graph_create(void);
+sim_graph *sim_graph_retain(sim_graph *graph);
+void sim_graph_release(sim_graph *graph);
+sim_graph *sim_graph_clone(const sim_graph *graph);
+size_t sim_graph_nodes(const sim_graph *graph);
+void sim_graph_add(sim_graph *graph, const sim_node *node);
+int sim_graph_replay(const sim_graph *graph);
+/* What a copy or a fill does once its stream's turn has come. */
+int sim_copy_now(const sim_copy *copy);
+int sim_fill_now(const sim_filling *fill);
+
+/* Capture. */
+int sim_capture_begin(void *stream, int mode, sim_graph *into);
+int sim_capture_end(void *stream, void **graph);
+int sim_stream_status(const sim_stream *stream); /* a cudaStreamCaptureStatus */
+void sim_capture_info(const sim_stream *stream, int *status, uint64_t *id, sim_graph **graph);
+int sim_stream_add(sim_stream *stream, const sim_node *node);             /* 1 if captured */
+int sim_capture_mark(const sim_stream *stream, sim_cuda_event *event);    /* 1 if captured */
+int sim_capture_asked(const sim_cuda_event *event); /* error of asking for an event of a capture, else 0 */
+int sim_capture_unsafe(void);                       /* error of a call that captures forbid, else 0 */
+int sim_capture_error(int error);                   /* whether an error is one that a capture causes */
+void sim_exchange_capture_mode(int *mode);
+
+/* Kernels. */
+typedef struct {
+  const char *name;
+  const char *library; /* the file it came from */
+  int torch;           /* from one of torch's own libraries, or of cuBLAS */
+} sim_kernel;
+void sim_kernel_register(const void *host_function, const char *name);
+int sim_kernel_of(const void *function, sim_kernel *out); /* 0 when it is not one */
+void *sim_kernel_new(const char *name, const char *library);
+const char *sim_library_of(const void *address);
+typedef struct {
+  unsigned grid[3], block[3];
+  size_t shared;
+} sim_shape;
+int sim_launch(const char *api, const void *function, void *stream, const sim_shape *shape);
+int sim_not_a_kernel(void); /* the runtime's error for a function it does not know */
+
+/* Errors and the call log. */
+int sim_fail(int error); /* remembers it as the thread's last error */
+int sim_last_error(int clear);
+const char *sim_error_name(int error);
+const char *sim_driver_error_name(int error);
+const char *sim_error_text(int error);
+int sim_unsupported(const char *name, int error); /* logs the name, returns the error */
+int sim_wants(uint32_t event_class);
+void sim_report(const sim_event *event);
+void sim_called_from(const void *return_address); /* before a call that waits */
+int sim_attribute(int attribute, int device, int *value); /* CUdevice_attribute numbering */
+void sim_uuid_bytes(int device, unsigned char out[16]);
+
+#endif

@@ -1,0 +1,1 @@
+"""What we know of torch, vLLM, FlashInfer and Triton."""

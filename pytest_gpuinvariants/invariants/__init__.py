@@ -1,0 +1,1 @@
+"""Pure rules: events in, findings out.  No torch, no GPU."""

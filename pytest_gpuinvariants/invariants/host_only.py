@@ -1,0 +1,19 @@
+"""``requires_sm90(host_only=True)``: the test launches no kernel of its own."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from pytest_gpuinvariants.events import Event, Launch
+from pytest_gpuinvariants.findings import Finding, finding
+
+NAME = "host_only"
+
+
+def check(event: Event) -> Finding | None:
+    """A launch is a finding.  Recorders leave out those that torch's own libraries make."""
+    if not isinstance(event, Launch):
+        return None
+    origin = PurePath(event.library).name if event.library.startswith("/") else event.library
+    message = f"{event.api} of {event.kernel} from {origin}: host_only=True declares that no such kernel is launched"
+    return finding(event, invariant=NAME, kind="launch", subject=event.api, message=message)

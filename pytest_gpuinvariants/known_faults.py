@@ -1,0 +1,55 @@
+"""Faults of released packages: strict expected failures, by version range and finding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.specifiers import SpecifierSet
+
+from pytest_gpuinvariants.findings import Finding
+
+
+@dataclass(frozen=True)
+class KnownFault:
+    """One declaration; see the marker ``known_fault``."""
+
+    finding: str
+    package: str
+    versions: str
+    reason: str
+    called_from: str | None = None
+
+    @property
+    def installed(self) -> str | None:
+        """The package's installed version, None without it."""
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            return None
+
+    @property
+    def applies(self) -> bool:
+        """Whether the installed version is in the faulty range; a pre-release or local build may be."""
+        installed = self.installed
+        return installed is not None and SpecifierSet(self.versions).contains(installed, prereleases=True)
+
+    @property
+    def description(self) -> str:
+        """The declaration in one line."""
+        place = f", called from {self.called_from}" if self.called_from else ""
+        return f"{self.reason} [{self.package} {self.installed}, declared for {self.versions}: {self.finding}{place}]"
+
+    def mismatch(self, findings: list[Finding]) -> str | None:
+        """How the findings of a test differ from the declared fault; None when they are that, all of them."""
+        if not findings:
+            return "the known fault was not found: mend its declaration if the release is fixed"
+        others = [item for item in findings if item.id != self.finding]
+        if others:
+            return f"not the known fault alone: {others[0].id}"
+        if self.called_from is None:
+            return None
+        for item in findings:
+            if all(frame.qualified != self.called_from for frame in item.stack):
+                return f"the known fault, but not called from {self.called_from}"
+        return None

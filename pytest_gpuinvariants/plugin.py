@@ -1,0 +1,149 @@
+"""pytest's hooks, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Protocol
+
+import pytest
+
+from pytest_gpuinvariants import markers, outcome, settings
+from pytest_gpuinvariants import session as state
+
+_RUN = pytest.StashKey[state.Run]()
+
+
+class _WorkerNode(Protocol):
+    """The part of an xdist worker's controller that is read."""
+
+    workeroutput: dict[str, Any]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    settings.add_options(parser)
+
+
+def _start(config: pytest.Config) -> state.Run:
+    if _RUN not in config.stash:
+        config.stash[_RUN] = state.start(config)
+    return config.stash[_RUN]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Choose the GPU before any conftest.py can import torch."""
+    _start(early_config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers.  An xdist worker without plugin autoload has not started yet."""
+    for marker in markers.MARKERS.values():
+        config.addinivalue_line("markers", marker.line)
+    run = _start(config)
+    state.activate(run)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Reporting(run), "gpuinvariants-reporting")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In an xdist worker, tell the controller what the simulated runtime saw."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["gpuinvariants"] = dict(session.config.stash[_RUN].summary.output)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the run."""
+    if _RUN in config.stash:
+        state.stop(config.stash[_RUN])
+        del config.stash[_RUN]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which GPU the run has."""
+    return config.stash[_RUN].machine.header
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn a wrong use of a marker into a collection error that names test and argument."""
+    report = yield
+    known = markers.registered(collector.config)
+    wrong = [
+        f"{node.nodeid}: {problem}"
+        for node in report.result or ()
+        if isinstance(node, pytest.Item)
+        for problem in markers.problems(node, known)
+    ]
+    if wrong:
+        report.outcome = "failed"
+        report.longrepr = "\n".join(wrong)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keep one record for each test."""
+    with outcome.recorded(item.config.stash[_RUN], item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """Skip what can not be verified here, before its fixtures run; police the fixtures of a host-only test."""
+    run = item.config.stash[_RUN]
+    outcome.skip_unverifiable(run, item)
+    with outcome.policed(run, item, body=False):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Police the test itself.  Innermost of the wrappers, so that other plugins' work is not policed."""
+    with outcome.policed(item.config.stash[_RUN], item, body=True):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Give the report its verdict.  Outermost, so that it sees what xfail made of the outcome."""
+    report = yield
+    outcome.finish(item.config.stash[_RUN], item, call, report)
+    return report
+
+
+class _Reporting:
+    """Registered where results are told: not in an xdist worker."""
+
+    def __init__(self, run: state.Run) -> None:
+        self._run = run
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count the verdict."""
+        self._run.summary.add(report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: _WorkerNode) -> None:
+        """Take in what an xdist worker saw; one that crashed has nothing to say."""
+        self._run.summary.merge(getattr(node, "workeroutput", {}).get("gpuinvariants", {}))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """With strict allowances, one that matched nothing fails the run."""
+        if self._run.settings.strict_allowances and self._run.summary.unmatched and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say what was verified, and on which hardware."""
+        verbose = terminalreporter.verbosity >= 2
+        lines = list(self._run.summary.lines(verbose, self._run.settings.strict_allowances))
+        if lines:
+            terminalreporter.write_sep("=", "gpuinvariants")
+            for line in lines:
+                terminalreporter.write_line(line)

@@ -1,0 +1,1 @@
+"""Sources of events: one file each, behind one protocol."""

@@ -1,0 +1,371 @@
+/* Calls of the CUDA runtime and driver API, as CUPTI reports them, filtered before any Python runs.
+ *
+ * CUPTI is subscribed only between start and stop.  Its callback runs on the calling thread, before
+ * and after each call that was asked for.  Before the call only the depth is counted, so that what
+ * a runtime call does in the driver is not told a second time; after it the call is judged by where
+ * its memory lies, and only what can concern a rule reaches the listener.
+ *
+ * No header of CUDA or CUPTI is needed, only the numbers and layouts of cupti_apis.h.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cupti.h"
+#include "native_event.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* ---- CUPTI and the driver, as far as they are used --------------------------------------------- */
+
+enum { DRIVER = 1, RUNTIME = 2 }; /* CUPTI's callback domains */
+enum { ENTER = 0, EXIT = 1 };
+enum { NOT_OPEN = -1 }; /* beside CUPTI's own results */
+
+typedef struct { /* CUpti_CallbackData */
+  int32_t site;
+  const char *function;
+  const uint64_t *parameters;
+  const int32_t *result;
+  const char *symbol; /* the kernel's name, at a launch */
+  void *context;
+  uint32_t context_id;
+  uint64_t *correlation_data;
+  uint32_t correlation_id;
+} callback_data;
+typedef void (*callback)(void *user, int32_t domain, uint32_t id, const callback_data *data);
+typedef struct { /* CUpti_SubscriberParams */
+  size_t size;
+  const char *name;
+  char *holder;
+  size_t holder_size;
+} subscriber_options;
+
+static struct {
+  int (*subscribe)(void **subscriber, callback function, void *user);
+  int (*subscribe_v2)(void **subscriber, callback function, void *user, subscriber_options *options);
+  int (*enable)(uint32_t on, void *subscriber, int32_t domain, uint32_t id);
+  int (*unsubscribe)(void *subscriber);
+} cupti;
+static struct {
+  int (*pointer_attributes)(unsigned count, const int *attributes, void **out, uint64_t pointer);
+  int (*is_capturing)(uint64_t stream, int *status);
+  int (*current_device)(int *device);
+} cuda;
+
+/* ---- the table of calls -------------------------------------------------------------------------- */
+
+enum { NONE = -1, ARRAY = -2 };
+enum { SIMPLE, RUNTIME_3D, RUNTIME_3D_PEER, DRIVER_2D, DRIVER_3D, MANY, MANY_3D }; /* layouts */
+typedef struct {
+  const char *api; /* NULL: not recorded */
+  int event_class; /* of a copy: COPY_STALL, until its memory is known */
+  int blocking, layout;
+  int to, from;    /* slots of the operands; of a fill `from` is NONE, of a launch the function's slot */
+  int stream, direction;
+  int config;      /* of a launch: the slot of the structure that holds the stream */
+  int element, width, height, depth; /* bytes: element x the product of these slots */
+} call;
+
+#define IDS 1024
+#define NO_SIZE .element = 0, .width = NONE, .height = NONE, .depth = NONE
+static const call calls[][IDS] = {
+#define SYNC(domain, id, name, at) \
+  [domain][id] = {#name, GI_SYNC, 1, SIMPLE, .to = NONE, .from = NONE, .stream = at, NO_SIZE},
+#define ALLOC(domain, id, name, size, rows) \
+  [domain][id] = {#name, GI_ALLOC, 1, SIMPLE, .to = NONE, .from = NONE, .stream = NONE, .element = 1, .width = size, \
+                  .height = rows, .depth = NONE},
+#define LAUNCH(domain, id, name, function, at, in) \
+  [domain][id] = {#name, GI_LAUNCH, 0, SIMPLE, .to = NONE, .from = function, .stream = at, .config = in, NO_SIZE},
+#define FILL(domain, id, name, blocks, unit, w, h, d, at) \
+  [domain][id] = {#name, GI_COPY_STALL, blocks, SIMPLE, .to = 0, .from = NONE, .stream = at, .element = unit, \
+                  .direction = NONE, .width = w, .height = h, .depth = d},
+#define COPY(domain, id, name, blocks, target, source, w, h, at, kind) \
+  [domain][id] = {#name, GI_COPY_STALL, blocks, SIMPLE, .to = target, .from = source, .stream = at, \
+                  .direction = kind, .element = 1, .width = w, .height = h, .depth = NONE},
+#define AREA(domain, id, name, blocks, shape, at) \
+  [domain][id] = {#name, GI_COPY_STALL, blocks, shape, .stream = at},
+#define BATCH(domain, id, name, at) [domain][id] = {#name, GI_COPY_STALL, 0, MANY, .stream = at},
+#define BATCH_3D(domain, id, name, at) [domain][id] = {#name, GI_COPY_STALL, 0, MANY_3D, .stream = at},
+#include "cupti_apis.h"
+};
+
+/* ---- state ---------------------------------------------------------------------------------------- */
+
+static void *subscriber;
+static gi_listener listener;
+static uint32_t wanted;     /* classes; 0 while stopped */
+static uint32_t generation; /* of the subscription: a thread may have left the last one inside a call */
+
+static _Thread_local struct {
+  uint32_t generation;
+  int depth;   /* recorded runtime calls under way */
+  int hearing; /* the listener runs: what it calls is no event */
+} self;
+
+static void deliver(gi_event *event) {
+  gi_listener hears = __atomic_load_n(&listener, __ATOMIC_ACQUIRE);
+  if (!hears) return; /* stopped just now, by another thread */
+  int device = 0;
+  self.hearing = 1;
+  if (cuda.current_device(&device)) device = 0;
+  event->device = device;
+  event->thread = (uint64_t)gettid();
+  hears(event);
+  self.hearing = 0;
+}
+
+/* ---- memory --------------------------------------------------------------------------------------- */
+
+static int memory_at(uint64_t pointer) {
+  enum { MEMORY_TYPE = 2, UNKNOWN = 0, HOST = 1 };
+  static const int attribute = MEMORY_TYPE;
+  unsigned type = UNKNOWN;
+  void *out = &type;
+  /* The plural form: of memory that the driver does not know, the singular one makes an error, which takes long. */
+  if (cuda.pointer_attributes(1, &attribute, &out, pointer) || type == UNKNOWN) return GI_PAGEABLE;
+  return type == HOST ? GI_PINNED : GI_DEVICE;
+}
+
+static uint64_t slot(const uint64_t *structure, int index) { return index < 0 ? 0 : structure[index]; }
+static uint64_t factor(const uint64_t *structure, int index) { return index < 0 ? 1 : structure[index]; }
+
+typedef struct {
+  int to, from; /* kinds of memory */
+  uint64_t bytes, rows;
+} transfer;
+
+/* One side of a driver's 2D or 3D copy: its memory type, then host, device and array, in four slots. */
+static int driver_side(const uint64_t *type) {
+  enum { HOST = 1, DEVICE = 2, UNIFIED = 4 };
+  switch ((uint32_t)type[0]) {
+    case HOST: return memory_at(type[1]);
+    case UNIFIED: return memory_at(type[2]);
+    default: return GI_DEVICE;
+  }
+}
+/* One side of a runtime's 3D copy: an array, or the pointer beside it. */
+static int runtime_side(const uint64_t *structure, int array, int pointer) {
+  return structure[array] ? GI_DEVICE : memory_at(structure[pointer]);
+}
+/* One side of a copy in a 3D batch: 1 is a pointer, 2 an array. */
+static int operand(const uint64_t *side) { return (uint32_t)side[0] == 1 ? memory_at(side[1]) : GI_DEVICE; }
+
+/* A copy within a structure.  Of arrays the extent counts elements, whose size is not known here. */
+static transfer read_area(int layout, const uint64_t *area) {
+  transfer read = {GI_DEVICE, GI_DEVICE, 0, 1};
+  int extent = 0, dimensions = 3;
+  switch (layout) {
+    case RUNTIME_3D:
+      read = (transfer){runtime_side(area, 8, 12), runtime_side(area, 0, 4), 0, 1};
+      extent = 16;
+      break;
+    case RUNTIME_3D_PEER:
+      read = (transfer){runtime_side(area, 9, 13), runtime_side(area, 0, 4), 0, 1};
+      extent = 18;
+      break;
+    case DRIVER_2D:
+      read = (transfer){driver_side(area + 9), driver_side(area + 2), 0, 1};
+      extent = 14;
+      dimensions = 2;
+      break;
+    case DRIVER_3D:
+      read = (transfer){driver_side(area + 15), driver_side(area + 4), 0, 1};
+      extent = 22;
+      break;
+    case MANY_3D:
+      read = (transfer){operand(area + 5), operand(area), 0, 1};
+      extent = 10;
+      break;
+  }
+  for (int i = 1; i < dimensions; i++) read.rows *= area[extent + i];
+  read.bytes = area[extent] * read.rows;
+  return read;
+}
+enum { OPERATION_SLOTS = 14 }; /* size of one copy in a 3D batch */
+
+/* Whether a copy says of itself that it stays on the device, as most do: pageable memory would contradict
+ * that, and the call fail. */
+static int stays_on_device(const call *made, const uint64_t *parameters) {
+  enum { DEVICE_TO_DEVICE = 3 };
+  return made->direction != NONE && (uint32_t)parameters[made->direction] == DEVICE_TO_DEVICE;
+}
+
+static transfer read_simple(const call *made, const uint64_t *parameters) {
+  transfer read = {GI_DEVICE, GI_DEVICE, 0, factor(parameters, made->height) * factor(parameters, made->depth)};
+  read.bytes = (uint64_t)made->element * slot(parameters, made->width) * read.rows;
+  if (stays_on_device(made, parameters)) return read;
+  if (made->to != ARRAY) read.to = memory_at(parameters[made->to]);
+  read.from = made->from == NONE ? read.to : made->from == ARRAY ? GI_DEVICE : memory_at(parameters[made->from]);
+  return read;
+}
+
+/* ---- judging a call that has returned -------------------------------------------------------------- */
+
+static int refused_by_capture(int result) { return result >= 900 && result <= 908; }
+
+static int capturing(const callback_data *data, uint64_t stream) {
+  enum { PER_THREAD = 2 };
+  int status = 0;
+  if (!stream && strstr(data->function, "_pt")) stream = PER_THREAD;
+  return !cuda.is_capturing(stream, &status) && status != 0;
+}
+
+/* The structure in which a call's stream lies. */
+static const uint64_t *holder_of_stream(const call *made, const uint64_t *parameters) {
+  int within = made->event_class == GI_LAUNCH && made->config != NONE;
+  return within ? (const uint64_t *)parameters[made->config] : parameters;
+}
+
+static gi_event event_of(const call *made, const callback_data *data) {
+  int result = data->result ? *data->result : 0;
+  gi_event event = {.api = made->api, .event_class = made->event_class, .blocking = made->blocking, .rows = 1,
+                    .result = result, .capturing = refused_by_capture(result)};
+  event.stream = slot(holder_of_stream(made, data->parameters), made->stream);
+  if (!event.capturing && made->stream != NONE) event.capturing = capturing(data, event.stream);
+  return event;
+}
+
+static void judge_transfer(const call *made, const callback_data *data, transfer moved) {
+  int fill = made->layout == SIMPLE && made->from == NONE;
+  int refused = refused_by_capture(*data->result);
+  int on_device = moved.to == GI_DEVICE && moved.from == GI_DEVICE;
+  int on_host = moved.to != GI_DEVICE && moved.from != GI_DEVICE;
+  int pageable = moved.to == GI_PAGEABLE || moved.from == GI_PAGEABLE;
+  /* A fill of host memory is synchronous; one of device memory is not, whatever its name. */
+  int stalls = fill ? on_host && made->blocking : !on_device && (made->blocking || pageable || on_host);
+  if (!stalls && !refused) return;
+  if (!moved.bytes && !refused) return; /* nothing to wait for */
+  gi_event event = event_of(made, data);
+  event.bytes = moved.bytes;
+  event.rows = moved.rows;
+  event.destination = moved.to;
+  event.source = moved.from;
+  deliver(&event);
+}
+
+static void judge_copy(const call *made, const callback_data *data) {
+  const uint64_t *parameters = data->parameters;
+  if (made->layout == SIMPLE) {
+    judge_transfer(made, data, read_simple(made, parameters));
+  } else if (made->layout == MANY) {
+    const uint64_t *to = (const uint64_t *)parameters[0], *from = (const uint64_t *)parameters[1];
+    const uint64_t *bytes = (const uint64_t *)parameters[2];
+    for (uint64_t i = 0; i < parameters[3]; i++)
+      judge_transfer(made, data, (transfer){memory_at(to[i]), memory_at(from[i]), bytes[i], 1});
+  } else if (made->layout == MANY_3D) {
+    const uint64_t *operations = (const uint64_t *)parameters[1];
+    for (uint64_t i = 0; i < parameters[0]; i++)
+      judge_transfer(made, data, read_area(MANY_3D, operations + i * OPERATION_SLOTS));
+  } else {
+    judge_transfer(made, data, read_area(made->layout, (const uint64_t *)parameters[0]));
+  }
+}
+
+static void judge_launch(const call *made, const callback_data *data) {
+  kernel launched = kernel_of(slot(data->parameters, made->from), data->symbol);
+  if (launched.torch) return;
+  gi_event event = event_of(made, data);
+  event.kernel = launched.name;
+  event.library = launched.library;
+  deliver(&event);
+}
+
+static void judge(const call *made, const callback_data *data) {
+  int result = data->result ? *data->result : 0;
+  /* A call that failed has neither moved anything nor waited; only what a capture refuses is told. */
+  if (result && !refused_by_capture(result)) return;
+  if (made->event_class == GI_COPY_STALL) {
+    judge_copy(made, data);
+  } else if (made->event_class == GI_LAUNCH) {
+    judge_launch(made, data);
+  } else {
+    gi_event event = event_of(made, data);
+    event.bytes = (uint64_t)made->element * slot(data->parameters, made->width) * factor(data->parameters, made->height);
+    deliver(&event);
+  }
+}
+
+static void on_call(void *user, int32_t domain, uint32_t id, const callback_data *data) {
+  (void)user;
+  if (self.hearing || (domain != DRIVER && domain != RUNTIME) || id >= IDS) return;
+  const call *made = &calls[domain][id];
+  uint32_t classes = __atomic_load_n(&wanted, __ATOMIC_RELAXED);
+  if (!classes || !made->api) return;
+  if (self.generation != generation) {
+    self.generation = generation;
+    self.depth = 0;
+  }
+  if (domain == RUNTIME) {
+    self.depth += data->site == ENTER ? 1 : self.depth > 0 ? -1 : 0;
+  }
+  if (data->site == EXIT && !self.depth && (made->event_class & classes)) judge(made, data);
+}
+
+/* ---- for Python ------------------------------------------------------------------------------------ */
+
+/* Take the functions from libcupti and from the driver; 0, or NOT_OPEN with dlerror's text. */
+EXPORT int gi_cupti_open(const char *libcupti, const char *libcuda, const char **problem) {
+  void *library = dlopen(libcupti, RTLD_NOW | RTLD_LOCAL), *driver = dlopen(libcuda, RTLD_NOW | RTLD_GLOBAL);
+  *problem = "";
+  if (library && driver) {
+    *(void **)&cupti.subscribe = dlsym(library, "cuptiSubscribe");
+    *(void **)&cupti.subscribe_v2 = dlsym(library, "cuptiSubscribe_v2"); /* since CUDA 13 */
+    *(void **)&cupti.enable = dlsym(library, "cuptiEnableCallback");
+    *(void **)&cupti.unsubscribe = dlsym(library, "cuptiUnsubscribe");
+    *(void **)&cuda.pointer_attributes = dlsym(driver, "cuPointerGetAttributes");
+    *(void **)&cuda.is_capturing = dlsym(driver, "cuStreamIsCapturing");
+    *(void **)&cuda.current_device = dlsym(driver, "cuCtxGetDevice");
+    kernels_prepare();
+    if (cupti.subscribe && cupti.enable && cupti.unsubscribe && cuda.pointer_attributes && cuda.is_capturing &&
+        cuda.current_device)
+      return 0;
+  }
+  const char *error = dlerror();
+  if (error) *problem = error;
+  return NOT_OPEN;
+}
+
+EXPORT int gi_cupti_stop(void) {
+  __atomic_store_n(&wanted, 0u, __ATOMIC_RELEASE);
+  __atomic_store_n(&listener, NULL, __ATOMIC_RELEASE);
+  if (!subscriber) return 0;
+  int result = cupti.unsubscribe(subscriber);
+  subscriber = NULL;
+  return result;
+}
+
+static int enable_calls(uint32_t classes) {
+  /* Runtime calls of these classes are always heard: what they do in the driver is theirs. */
+  uint32_t in_runtime = classes & ~GI_LAUNCH ? classes | GI_SYNC | GI_COPY_STALL | GI_ALLOC : classes;
+  int any = 0;
+  for (int domain = DRIVER; domain <= RUNTIME; domain++)
+    for (uint32_t id = 0; id < IDS; id++) {
+      const call *made = &calls[domain][id];
+      if (!made->api || !(made->event_class & (domain == RUNTIME ? in_runtime : classes))) continue;
+      /* An older CUPTI does not know the newest calls, which then can not be made either. */
+      any += !cupti.enable(1, subscriber, domain, id);
+    }
+  return any;
+}
+
+/* Subscribe; CUPTI's result, or NOT_OPEN.  `holder` receives the name of a tool that is in the way. */
+EXPORT int gi_cupti_start(gi_listener hears, uint32_t classes, char *holder, size_t holder_size) {
+  if (!cupti.enable) return NOT_OPEN;
+  if (subscriber) gi_cupti_stop();
+  if (holder_size) *holder = 0;
+  subscriber_options options = {sizeof options, "pytest-gpuinvariants", holder, holder_size};
+  int result = cupti.subscribe_v2 ? cupti.subscribe_v2(&subscriber, on_call, NULL, &options)
+                                  : cupti.subscribe(&subscriber, on_call, NULL);
+  if (result) {
+    subscriber = NULL;
+    return result;
+  }
+  generation++;
+  __atomic_store_n(&listener, hears, __ATOMIC_RELEASE);
+  __atomic_store_n(&wanted, classes, __ATOMIC_RELEASE);
+  if (enable_calls(classes)) return 0;
+  gi_cupti_stop();
+  return NOT_OPEN;
+}

@@ -1,0 +1,185 @@
+/* From a native recorder's listener to Python, with as little Python as can be.
+ *
+ * A program makes the same calls from the same places again and again.  So each call gets a key, of
+ * all that makes it a finding of its own: what it did, on which thread, and the Python frames that it
+ * came from.  Python is called with the key, and builds an event and a stack only for one it does
+ * not know.  Python's functions are given by Python itself, so that no header of it is needed.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "native_event.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define MOST_FRAMES 200
+
+typedef struct { /* CPython's, by the names it exports them under */
+  int (*PyGILState_Check)(void);
+  int (*PyGILState_Ensure)(void);
+  void (*PyGILState_Release)(int state);
+  void *(*PyEval_GetFrame)(void); /* borrowed; NULL on a thread that Python did not start */
+  void *(*PyFrame_GetBack)(void *frame);
+  void *(*PyFrame_GetCode)(void *frame);
+  int (*PyFrame_GetLasti)(void *frame);
+  void (*Py_IncRef)(void *object);
+  void (*Py_DecRef)(void *object);
+  void *(*PyObject_CallFunction)(void *callable, const char *format, ...);
+  void (*PyErr_Fetch)(void **type, void **value, void **trace);
+  void (*PyErr_Restore)(void *type, void *value, void *trace);
+  void (*PyErr_WriteUnraisable)(void *object);
+  int (*Py_AddPendingCall)(int (*function)(void *), void *argument);
+} python_functions;
+
+static python_functions python;
+static void *hears;          /* the Python function */
+static const void *outermost; /* code below which frames do not matter: what runs the test */
+
+static void unwind_once(void) {
+  void *frame;
+  backtrace(&frame, 1); /* loads the unwinder, which must not happen inside a CUDA call */
+}
+
+EXPORT void gi_hearing_open(const python_functions *functions, void *function, const void *stop_at) {
+  python = *functions;
+  hears = function;
+  outermost = stop_at;
+  unwind_once();
+}
+
+static uint64_t mixed(uint64_t key, uint64_t value) {
+  key = (key ^ value) * 0x9e3779b97f4a7c15u;
+  return key ^ (key >> 29);
+}
+
+static uint64_t mixed_text(uint64_t key, const char *text) {
+  uint64_t part;
+  size_t length = text ? strlen(text) : 0, i = 0;
+  for (; i + sizeof part <= length; i += sizeof part) {
+    memcpy(&part, text + i, sizeof part);
+    key = mixed(key, part);
+  }
+  part = length;
+  memcpy(&part, text ? text + i : "", length - i);
+  return mixed(key, part);
+}
+
+static uint64_t key_of_call(const gi_event *event) {
+  uint64_t key = mixed((uint64_t)(uintptr_t)event->api, event->bytes);
+  key = mixed(mixed(key, event->rows), event->stream);
+  key = mixed(mixed(key, event->thread), (uint64_t)(uint32_t)event->event_class << 32 | (uint32_t)event->blocking);
+  key = mixed(key, (uint64_t)(uint32_t)event->destination << 32 | (uint32_t)event->source);
+  key = mixed(key, (uint64_t)(uint32_t)event->capturing << 32 | (uint32_t)event->result);
+  key = mixed(key, (uint64_t)(uint32_t)event->device);
+  return event->kernel ? mixed_text(mixed_text(key, event->kernel), event->library) : key;
+}
+
+static uint64_t key_of_place(uint64_t key) {
+  void *frame = python.PyEval_GetFrame();
+  if (!frame) return key;
+  python.Py_IncRef(frame);
+  for (int i = 0; frame && i < MOST_FRAMES; i++) {
+    void *code = python.PyFrame_GetCode(frame);
+    python.Py_DecRef(code); /* its frame keeps it */
+    key = mixed(mixed(key, (uint64_t)(uintptr_t)code), (uint64_t)(uint32_t)python.PyFrame_GetLasti(frame));
+    void *back = code == outermost ? 0 : python.PyFrame_GetBack(frame);
+    python.Py_DecRef(frame);
+    frame = back;
+  }
+  if (frame) python.Py_DecRef(frame);
+  return key;
+}
+
+/* A gi_listener. */
+EXPORT void gi_hear(const gi_event *event) {
+  void *type, *value, *trace;
+  int state = python.PyGILState_Ensure();
+  python.PyErr_Fetch(&type, &value, &trace); /* the call may come from a clean-up while one is on its way */
+  uint64_t key = key_of_place(key_of_call(event));
+  void *answer = python.PyObject_CallFunction(hears, "KK", (unsigned long long)key, (unsigned long long)(uintptr_t)event);
+  if (answer) python.Py_DecRef(answer);
+  else python.PyErr_WriteUnraisable(hears);
+  python.PyErr_Restore(type, value, trace);
+  python.PyGILState_Release(state);
+}
+
+/* ---- calls that are made under a lock of PyTorch's allocator --------------------------------------
+ *
+ * The allocator calls CUDA while it holds a mutex, which another thread may wait for with Python's
+ * lock, the GIL, in hand: to wait for the GIL there would stop both for ever.  Such a call is set
+ * aside, and told before the next one that this thread tells, or on the main thread as soon as the
+ * interpreter runs again: the Python stack is then still that of the line. */
+
+#define MOST_ASIDE 4096
+#define DEPTH 32
+
+static _Thread_local struct {
+  gi_event *events;
+  size_t count, room;
+} aside;
+
+EXPORT void gi_tell_aside(void) {
+  size_t count = aside.count;
+  aside.count = 0;
+  for (size_t i = 0; i < count; i++) gi_hear(&aside.events[i]);
+}
+
+static int tell_aside_soon(void *unused) {
+  (void)unused;
+  gi_tell_aside();
+  return 0;
+}
+
+static pthread_key_t at_thread_end;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void forget_aside(void *unused) {
+  (void)unused;
+  free(aside.events);
+  aside.events = NULL;
+  aside.count = aside.room = 0;
+}
+static void make_key(void) { pthread_key_create(&at_thread_end, forget_aside); }
+
+static void set_aside(const gi_event *event) {
+  if (aside.count == MOST_ASIDE) return;
+  pthread_once(&once, make_key);
+  pthread_setspecific(at_thread_end, &aside);
+  if (aside.count == aside.room) {
+    size_t room = aside.room ? aside.room * 2 : 16;
+    gi_event *grown = realloc(aside.events, room * sizeof *grown);
+    if (!grown) return;
+    aside.events = grown;
+    aside.room = room;
+  }
+  aside.events[aside.count++] = *event;
+  /* The interpreter makes such calls on its main thread only. */
+  if (aside.count == 1 && gettid() == getpid()) python.Py_AddPendingCall(tell_aside_soon, NULL);
+}
+
+/* Whether the allocator makes this call: libc10_cuda holds little else that waits. */
+static int by_allocator(void) {
+  void *frames[DEPTH];
+  int count = backtrace(frames, DEPTH);
+  for (int i = 0; i < count; i++) {
+    Dl_info info;
+    if (!dladdr(frames[i], &info) || !info.dli_fname || !strstr(info.dli_fname, "libc10_cuda")) continue;
+    return !info.dli_sname || !strstr(info.dli_sname, "device_synchronize");
+  }
+  return 0;
+}
+
+/* A gi_listener for calls that may come from inside the allocator. */
+EXPORT void gi_hear_or_set_aside(const gi_event *event) {
+  int waits = !python.PyGILState_Check(); /* else there is nothing to wait for */
+  if (waits && (event->event_class == GI_ALLOC || (event->event_class == GI_SYNC && by_allocator()))) {
+    set_aside(event);
+    return;
+  }
+  gi_tell_aside();
+  gi_hear(event);
+}

@@ -1,0 +1,47 @@
+"""What a source of events must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pytest_gpuinvariants.events import ApiCall, Event
+
+Again = Callable[[], bool]
+"""Counts one more call like the one that it was returned for; False when that call must be told anew."""
+Sink = Callable[[Event], Again | None]
+"""Takes an event.  What it returns may be used for a call that differs in nothing and comes from the same place."""
+
+
+class RecorderUnavailableError(RuntimeError):
+    """The recorder can not see this machine's calls now; the message says why, and who is in the way."""
+
+
+class Recorder(Protocol):
+    """A source of events.
+
+    ``start`` may be called again after ``stop``; between them the sink is called on the thread that
+    made the call, while that call is under way.  A recorder subscribes as late and leaves as early
+    as it can, and costs nothing while it is stopped.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name for reports, for example ``simulator``."""
+        ...
+
+    def start(self, sink: Sink, wanted: frozenset[type[ApiCall]]) -> None:
+        """Hand events of the ``wanted`` types to ``sink``; those that can not matter may be left out.
+
+        Raises:
+            RecorderUnavailableError: the calls can not be seen now.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Hand over no more events.
+
+        Raises:
+            Exception: a call could not be told since ``start``.  The recorder is stopped all the same.
+        """
+        ...

@@ -1,0 +1,243 @@
+"""``no_implicit_sync`` and ``allow_sync`` as a test writes them: on a test, or around a part of it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, overload
+
+import pytest
+
+from pytest_gpuinvariants import allowances, markers, session, settings
+from pytest_gpuinvariants.allowances import Allowance, Exemption
+from pytest_gpuinvariants.decorators import Decorator, MarkerArgumentError, T, target_of
+from pytest_gpuinvariants.findings import InvariantViolation
+from pytest_gpuinvariants.integrations import vllm_sync
+from pytest_gpuinvariants.invariants import no_implicit_sync as rule
+from pytest_gpuinvariants.monitor import Region
+from pytest_gpuinvariants.recorders.protocol import RecorderUnavailableError
+from pytest_gpuinvariants.scopes import Scope
+
+
+class InvariantWarning(UserWarning):
+    """A violation, where the mode is ``warn``."""
+
+
+@dataclass(eq=False)
+class Policing:
+    """``no_implicit_sync`` in force: a region here and, when asked for, one in the test's children."""
+
+    run: session.Run
+    region: Region
+    mode: str
+    child_region: int | None = None
+    reach: ExitStack = field(default_factory=ExitStack)
+
+
+def arm(run: session.Run, arguments: dict[str, object], scope: Scope) -> Policing:
+    """Arm ``no_implicit_sync`` with a marker's arguments.
+
+    Raises:
+        pytest.skip.Exception: the recorder can not see the calls now, so nothing would be verified.
+    """
+    assert run.monitor is not None
+    chosen = settings.for_marker(run.config, run.settings, arguments, rule.NAME)
+    options = rule.Options(chosen.kinds, chosen.pageable_threshold)
+    policing = Policing(run, Region(rule.NAME, rule.wanted(options), rule.rule(options), scope), chosen.mode)
+    try:
+        run.monitor.enter(policing.region)
+    except RecorderUnavailableError as error:
+        pytest.skip(f"not verified: {error}")
+    vllm_sync.enter()
+    if arguments.get("children"):
+        policing.reach.enter_context(run.children.reached())
+        policing.child_region = run.children.arm(options)
+    if run.current is not None:
+        run.current.armed(rule.NAME)
+    return policing
+
+
+def settle(policing: Policing, leaving: bool) -> None:
+    """Disarm, and enter what was found in the test's record.
+
+    Args:
+        policing: what :func:`arm` returned.
+        leaving: another exception is on its way, which is not to be replaced.
+
+    Raises:
+        InvariantViolation: there were violations, the mode is ``error``, and no exception is on its way.
+        pytest.skip.Exception: there were none, but a child could not be policed.
+    """
+    run, region = policing.run, policing.region
+    assert run.monitor is not None
+    vllm_sync.leave()
+    run.monitor.leave(region)
+    found = [*region.tally.violations, *region.tally.notes]
+    unpoliced: tuple[str, ...] = ()
+    if policing.child_region is not None:
+        report = run.children.disarm(policing.child_region)
+        policing.reach.close()
+        found += report.findings
+        unpoliced = report.errors
+    violations = tuple(one for one in found if not one.note)
+    record = run.current
+    if record is not None and record.warming_up:
+        record.warmup += violations
+        return
+    if record is not None:
+        record.findings += violations
+        record.notes += [one for one in found if one.note]
+        record.warned |= bool(violations) and policing.mode == "warn"
+    if violations:
+        violation = InvariantViolation(rule.NAME, violations, region.tally.overflow)
+        if policing.mode == "warn":
+            warnings.warn(InvariantWarning(str(violation)), stacklevel=3)
+        elif not leaving:
+            raise violation
+        elif record is not None:
+            record.unraised += violations
+    elif unpoliced and not leaving:
+        pytest.skip(f"not verified: a child process could not be policed: {'; '.join(unpoliced)}")
+
+
+class NoImplicitSync(Decorator):
+    """See the marker ``no_implicit_sync``.  As a context manager it polices the block.
+
+    The block covers its thread and the threads that are started inside it; in a generator or
+    coroutine, what runs while that one does.
+    """
+
+    def __init__(self, args: tuple[object, ...] = (), **kwargs: object) -> None:
+        super().__init__(markers.NO_IMPLICIT_SYNC, args, **kwargs)
+        self._open = threading.local()
+
+    @overload
+    def __call__(self, target: T, /) -> T: ...
+    @overload
+    def __call__(
+        self,
+        *,
+        kinds: str | Iterable[str] | None = None,
+        pageable_threshold: int | None = None,
+        mode: Literal["error", "warn"] | None = None,
+        warmup: int | None = None,
+        threads: Literal["own", "all"] | None = None,
+        children: bool | None = None,
+    ) -> NoImplicitSync: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Decorate, or take arguments first.
+
+        Args:
+            kinds: the kinds of finding to report; all but ``allocation`` when None.
+            pageable_threshold: pageable copies below this many bytes are only a note.
+            mode: ``error`` fails the test, ``warn`` warns.
+            warmup: how often a marked test is called before the rule is armed.
+            threads: ``own`` polices the test's thread and those started inside, ``all`` every thread.
+            children: police processes that the test starts, too.
+        """
+        target = target_of(args, kwargs)
+        if target is not None:
+            return self._apply(target)
+        return NoImplicitSync(args, **{name: value for name, value in kwargs.items() if value is not None})
+
+    def __enter__(self) -> Region:
+        """Arm the rule.
+
+        Raises:
+            MarkerArgumentError: an argument is not accepted.
+            pytest.skip.Exception: nothing can be verified on this machine.
+        """
+        if problems := self._marker.problems(self._args, self._kwargs):
+            raise MarkerArgumentError(f"{self._marker.name}: {'; '.join(problems)}")
+        if "warmup" in self._kwargs:
+            raise MarkerArgumentError("no_implicit_sync: 'warmup' is for a whole test: a region is entered warm")
+        run = session.current()
+        if reason := run.unverifiable:
+            pytest.skip(reason)
+        policing = arm(run, self._kwargs, Scope.here(self._kwargs.get("threads") == "all"))
+        self._open.stack = [*getattr(self._open, "stack", []), policing]
+        return policing.region
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Disarm the rule.
+
+        Raises:
+            InvariantViolation: there were findings, and no other exception is on its way.
+        """
+        policing: Policing = self._open.stack[-1]
+        self._open.stack = self._open.stack[:-1]
+        settle(policing, leaving=error is not None)
+
+
+class AllowSync:
+    """A named exemption from ``no_implicit_sync``: ``with allow_sync("reading the sampled token"):``.
+
+    Also decorates a function.  The calls that it covered are counted in the report and in
+    ``allowance.count``, which a test may assert.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        where: str | None = None,
+        api: str | None = None,
+        kind: str | None = None,
+        max_count: int | None = None,
+    ) -> None:
+        """Declare the exemption.
+
+        Args:
+            reason: why, for the report.
+            where: pattern for ``module.qualname`` of a function on the call's stack.
+            api: pattern for the CUDA call, for example ``cudaStreamSynchronize``.
+            kind: a kind of finding.
+            max_count: calls beyond this number are findings.
+        """
+        try:
+            self.exemption = allowances.check(Exemption(reason, where, api, kind, max_count))
+        except allowances.ExemptionError as error:
+            raise MarkerArgumentError(f"allow_sync: {error}") from error
+        self._open = threading.local()
+
+    def __enter__(self) -> Allowance:
+        """Begin the exemption."""
+        run = session.current()
+        allowance = Allowance(self.exemption, Scope.here())
+        if run.monitor is not None:
+            run.monitor.enter(allowance)
+        if run.current is not None and not run.current.warming_up:
+            run.current.allowances.append(allowance)
+        self._open.stack = [*getattr(self._open, "stack", []), allowance]
+        return allowance
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the exemption."""
+        run = session.current()
+        allowance = self._open.stack[-1]
+        self._open.stack = self._open.stack[:-1]
+        if run.monitor is not None:
+            run.monitor.leave(allowance)
+
+    def __call__(self, function: T) -> T:
+        """Decorate a function: every call of it is exempt."""
+
+        @functools.wraps(function)
+        def allowed(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return allowed  # type: ignore[return-value]
+
+
+no_implicit_sync = NoImplicitSync()
+allow_sync = AllowSync

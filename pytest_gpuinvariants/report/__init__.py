@@ -1,0 +1,1 @@
+"""How verdicts are told: on the terminal, and as properties of a test in JUnit files."""

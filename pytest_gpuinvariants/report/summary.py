@@ -1,0 +1,122 @@
+"""What the end of a run says: verdicts counted by hardware, allowances, and what a simulator left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypedDict
+
+import pytest
+
+from pytest_gpuinvariants.report import verdicts
+
+
+class Simulated(Protocol):
+    """The part of a simulated runtime that a summary reads."""
+
+    @property
+    def unsupported(self) -> tuple[str, ...]:
+        """Names of calls that were answered "not supported"."""
+        ...
+
+    @property
+    def launches(self) -> int:
+        """Kernels recorded and not run."""
+        ...
+
+
+class WorkerOutput(TypedDict):
+    """What an xdist worker tells its controller; plain types only."""
+
+    launches: int
+    unsupported: list[str]
+
+
+@dataclass
+class Summary:
+    """Counts verdicts from test reports, which xdist brings from every worker."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    allowed: Counter[str] = field(default_factory=Counter)
+    standing: tuple[str, ...] = ()
+    """Labels of the ini file's exemptions, which no test states."""
+    warmup: dict[str, list[str]] = field(default_factory=dict)
+    _simulated: Simulated | None = None
+    _launches: int = 0
+    _unsupported: list[str] = field(default_factory=list)
+
+    def watch(self, simulated: Simulated) -> None:
+        """Read this simulated runtime at the end."""
+        self._simulated = simulated
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Count a report's verdict.  Only the phase that decides a test carries one."""
+        if report.when == "teardown":
+            return  # repeats the properties of the call
+        for name, value in report.user_properties:
+            if name == verdicts.VERDICT:
+                self.verdicts[str(value)] += 1
+            elif name == verdicts.ALLOWED:
+                count, _, reason = str(value).partition(" x ")
+                self.allowed[reason] += int(count)
+            elif name == verdicts.WARMUP:
+                self.warmup.setdefault(report.nodeid, []).append(str(value))
+
+    @property
+    def output(self) -> WorkerOutput:
+        """What this process saw of its simulated runtime."""
+        runtime = self._simulated
+        if runtime is None:
+            return {"launches": self._launches, "unsupported": self._unsupported}
+        return {
+            "launches": self._launches + runtime.launches,
+            "unsupported": list(dict.fromkeys([*self._unsupported, *runtime.unsupported])),
+        }
+
+    def merge(self, output: Mapping[str, object]) -> None:
+        """Add what a worker saw."""
+        launches, names = output.get("launches"), output.get("unsupported")
+        if isinstance(launches, int):
+            self._launches += launches
+        if isinstance(names, Iterable):
+            self._unsupported = list(dict.fromkeys([*self._unsupported, *(str(name) for name in names)]))
+
+    @property
+    def unmatched(self) -> list[str]:
+        """Exemptions that covered nothing in the whole run.  Without any verdict there was none to cover."""
+        if not self.verdicts:
+            return []
+        labels = dict.fromkeys([*self.allowed, *self.standing])
+        return [label for label in labels if not self.allowed[label]]
+
+    def lines(self, verbose: bool = False, strict: bool = False) -> Iterator[str]:
+        """The summary, one statement a line; none when there is nothing to say.
+
+        Args:
+            verbose: list what happened in warm-up.
+            strict: an exemption that covered nothing is an error.
+        """
+        order = ("violated on", "violated", "failed", "known fault", "verified", verdicts.NOT_VERIFIED)
+
+        def rank(verdict: str) -> int:
+            return next((index for index, start in enumerate(order) if verdict.startswith(start)), len(order))
+
+        for verdict in sorted(self.verdicts, key=lambda text: (rank(text), text)):
+            yield f"{self.verdicts[verdict]} {verdict}"
+        for reason, count in self.allowed.items():
+            if count:
+                yield f"allowed: {count} call{'s' if count != 1 else ''}: {reason}"
+        for label in self.unmatched:
+            yield f"{'ERROR: ' if strict else ''}an allowance matched nothing: {label}"
+        for nodeid, lines in self.warmup.items() if verbose else ():
+            yield f"warm-up of {nodeid}:"
+            yield from (f"  {line}" for line in lines)
+        output = self.output
+        if self.verdicts and output["launches"]:
+            yield (
+                f"kernels did not run: {output['launches']} launches were recorded on the simulated card, and what "
+                "they would have written is not there"
+            )
+        if output["unsupported"]:
+            yield f"not simulated, answered cudaErrorNotSupported: {', '.join(output['unsupported'])}"

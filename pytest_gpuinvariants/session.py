@@ -1,0 +1,178 @@
+"""The state of the run, for hooks and for regions inside tests."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import pytest
+
+from pytest_gpuinvariants import scan, settings
+from pytest_gpuinvariants.allowances import Allowance, Exemption
+from pytest_gpuinvariants.children.channel import Setup
+from pytest_gpuinvariants.children.child import police
+from pytest_gpuinvariants.children.parent import Children
+from pytest_gpuinvariants.findings import Finding
+from pytest_gpuinvariants.hardware.machine import Machine, MachineError, MachineKind, choose
+from pytest_gpuinvariants.integrations import vllm_sync
+from pytest_gpuinvariants.monitor import Monitor
+from pytest_gpuinvariants.report.summary import Summary
+from pytest_gpuinvariants.settings import Settings
+
+
+@dataclass(slots=True)
+class TestRecord:
+    """What happened to the invariants of one test."""
+
+    __test__ = False  # not a test class, whatever its name
+
+    invariants: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    allowances: list[Allowance] = field(default_factory=list)
+    unraised: list[Finding] = field(default_factory=list)
+    """Violations of regions that another exception left: they must not be lost with it."""
+    warmup: list[Finding] = field(default_factory=list)
+    """What calls before arming would have been found as."""
+    warming_up: bool = False
+    warned: bool = False
+    """There were violations, and the mode made them warnings."""
+
+    def armed(self, invariant: str) -> None:
+        """An invariant was stated and is policed."""
+        if invariant not in self.invariants:
+            self.invariants.append(invariant)
+
+    def standing(self, exemption: Exemption) -> Allowance:
+        """This test's count of an exemption that it did not state itself."""
+        for allowance in self.allowances:
+            if allowance.exemption is exemption:
+                return allowance
+        allowance = Allowance(exemption)
+        self.allowances.append(allowance)
+        return allowance
+
+
+_VLLM = Exemption(vllm_sync.REASON)
+
+
+@dataclass(eq=False)
+class Run:
+    """The run: its options, its GPU, its recorder (None: none for this machine), and the test under way."""
+
+    config: pytest.Config
+    settings: Settings
+    machine: Machine
+    monitor: Monitor | None = None
+    current: TestRecord | None = None
+    summary: Summary = field(default_factory=Summary)
+    environment: dict[str, str | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        simulated = self.machine.kind is MachineKind.SIMULATED
+        self.children = Children(Setup(self.machine.profile if simulated else None, self.settings.full_stacks))
+
+    def exempts(self, found: Finding) -> bool:
+        """Take a finding that the ini file or vLLM itself exempts, and count it for the test under way."""
+        exemptions = [one for one in self.settings.allowances if one.matches(found)]
+        if found.invariant == _VLLM.invariant and vllm_sync.allows():
+            exemptions.insert(0, _VLLM)
+        record = self.current or TestRecord()
+        return any(record.standing(one).takes(found) for one in exemptions)
+
+    @property
+    def unverifiable(self) -> str | None:
+        """Why no event-based invariant can be checked on this machine; None when it can."""
+        return None if self.monitor is not None else f"not verified: there is no GPU ({self.machine.why})"
+
+
+_runs: list[Run] = []  # a stack: pytester runs a session inside a session
+
+
+def start(config: pytest.Config) -> Run:
+    """Resolve the options and find or simulate the GPU.
+
+    Raises:
+        pytest.UsageError: an option is wrong, or the GPU that was asked for can not be had.
+    """
+    try:
+        chosen = settings.resolve(config)
+        machine = choose(chosen.gpu, chosen.gpu != "auto" or scan.uses_invariants(config))
+    except (MachineError, settings.SettingError) as error:
+        raise pytest.UsageError(str(error)) from error
+    run = Run(config, chosen, machine)
+    run.summary.standing = tuple(exemption.label for exemption in chosen.allowances)
+    if machine.kind is MachineKind.SIMULATED:
+        _simulated(run)
+    elif machine.kind is MachineKind.REAL:
+        _real(run)
+    return run
+
+
+def activate(run: Run) -> None:
+    """Make a run the current one, for regions inside tests."""
+    if not _runs:
+        os.register_at_fork(after_in_child=_forked)
+    _runs.append(run)
+
+
+def is_running() -> bool:
+    """Whether a run is under way in this process."""
+    return bool(_runs)
+
+
+def _forked() -> None:
+    """In a process forked off a test: what was armed there is not armed here, but for ``children=True``."""
+    for run in _runs:
+        if run.monitor is None:
+            continue
+        reader = run.children.reader
+        run.monitor.forget()
+        if reader is not None:
+            police(run.monitor, reader)
+
+
+def _simulated(run: Run) -> None:
+    # Imported here: runs without a simulated card pay nothing for it.
+    from pytest_gpuinvariants.hardware.simulate.runtime import opened
+    from pytest_gpuinvariants.integrations import jit
+    from pytest_gpuinvariants.recorders.simulator import SimulatorRecorder
+
+    runtime = opened()
+    assert runtime is not None
+    variables = jit.simulated_environment(runtime.profile, runtime.libraries, os.environ)
+    run.environment = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    run.monitor = Monitor(SimulatorRecorder(runtime, run.settings.full_stacks), run.exempts)
+    run.summary.watch(runtime)
+
+
+def _real(run: Run) -> None:
+    from pytest_gpuinvariants.recorders.cupti import CuptiRecorder
+
+    run.monitor = Monitor(CuptiRecorder(run.settings.full_stacks), run.exempts)
+
+
+def stop(run: Run) -> None:
+    """End a run and put its environment variables back.  A simulated GPU stays until the process ends."""
+    for name, value in run.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if run in _runs:
+        _runs.remove(run)
+
+
+def current() -> Run:
+    """The current run.
+
+    Raises:
+        RuntimeError: there is none: the plugin is not loaded.
+    """
+    if not _runs:
+        raise RuntimeError(
+            "an invariant was stated outside of a pytest run with pytest-gpuinvariants: run it with "
+            "'pytest -p gpuinvariants'"
+        )
+    return _runs[-1]

@@ -1,0 +1,39 @@
+"""Whole pytest runs in processes of their own, as a user starts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import pytest
+
+from pytest_gpuinvariants.settings import OPTIONS
+
+
+class Run(Protocol):
+    """Run pytest on a file's text; ``-p gpuinvariants`` unless other arguments are given first."""
+
+    def __call__(
+        self, source: str, *args: str, load: tuple[str, ...] = ("-p", "gpuinvariants")
+    ) -> pytest.RunResult: ...
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    for option in OPTIONS:
+        monkeypatch.delenv(option.variable, raising=False)
+
+    def start(source: str, *args: str, load: tuple[str, ...] = ("-p", "gpuinvariants")) -> pytest.RunResult:
+        pytester.makepyfile(test_it=source)
+        return pytester.runpytest_subprocess(*load, *args)
+
+    return start
+
+
+Lines = Callable[[pytest.RunResult], str]
+
+
+def text(result: pytest.RunResult) -> str:
+    """Everything that a run printed."""
+    return "\n".join([*result.outlines, *result.errlines])
