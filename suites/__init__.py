@@ -1,0 +1,1 @@
+"""Shipped tests of real vLLM and FlashInfer code; see README.md."""

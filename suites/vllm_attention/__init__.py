@@ -1,0 +1,1 @@
+"""vLLM's attention backends: host-side planning and its synchronizations."""
