@@ -1,0 +1,77 @@
+"""Every recorder comes to the same verdicts: the table of operations, on the recorder that this run has."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pytest_gpuinvariants import session
+from pytest_gpuinvariants.events import Launch
+from pytest_gpuinvariants.invariants import host_only, no_implicit_sync
+from pytest_gpuinvariants.monitor import Monitor, Region
+from pytest_gpuinvariants.recorders.cupti import mapped_libraries
+from pytest_gpuinvariants.scopes import Scope
+from tests.conformance.operations import OPERATIONS, Machine, Operation
+from tests.simulate.cuda import Cuda
+
+
+@pytest.fixture(scope="module")
+def monitor() -> Monitor:
+    found = session.current().monitor
+    if found is None:
+        pytest.skip("not verified: this machine has neither a GPU nor a simulated one")
+    return found
+
+
+@pytest.fixture(scope="module")
+def machine(monitor: Monitor, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    import torch
+
+    torch.ones(1, device="cuda")
+    runtime = next(path for path in mapped_libraries() if Path(path).name.startswith("libcudart.so"))
+    target = tmp_path_factory.mktemp("extension") / "extension.so"
+    source = Path(__file__).parent / "extension.c"
+    compiler = os.environ.get("CC", "gcc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", target, source, runtime], check=True)
+    return Machine(torch, Cuda(ctypes.CDLL(runtime)), Cuda(ctypes.CDLL("libcuda.so.1")), Cuda(ctypes.CDLL(str(target))))
+
+
+def _regions(every_thread: bool) -> tuple[Region, ...]:
+    everything = no_implicit_sync.Options(frozenset(no_implicit_sync.KINDS))
+    return (
+        Region(host_only.NAME, frozenset({Launch}), host_only.check, Scope(every_thread=every_thread)),
+        Region(
+            no_implicit_sync.NAME,
+            no_implicit_sync.wanted(everything),
+            no_implicit_sync.rule(everything),
+            Scope(every_thread=every_thread),
+        ),
+    )
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_verdicts(operation: Operation, machine: Machine, monitor: Monitor, request: pytest.FixtureRequest) -> None:
+    action = operation.prepare(machine)
+    for _ in range(2):  # allocators grow, handles and kernels are loaded
+        action()
+    machine.torch.cuda.synchronize()
+    regions = _regions(operation.every_thread)
+    for region in regions:
+        monitor.enter(region)
+    try:
+        action()
+    finally:
+        for region in reversed(regions):
+            monitor.leave(region)
+    found = Counter[str]()
+    for region in regions:
+        for finding in region.tally.violations:
+            found[f"{finding.kind}:{finding.subject}"] += finding.count
+    verdict = ", ".join(sorted(found.elements())) or "clean"
+    request.node.user_properties.append(("verdict", verdict))
+    assert verdict == (", ".join(sorted(operation.findings)) or "clean")
