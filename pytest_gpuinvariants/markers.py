@@ -105,7 +105,7 @@ class Marker:
 NO_IMPLICIT_SYNC = Marker(
     "no_implicit_sync",
     (
-        Argument("kinds", "kinds=…", _setting("kinds")),
+        Argument("kinds", "kinds=...", _setting("kinds")),
         Argument("pageable_threshold", "pageable_threshold=0", _setting("pageable_threshold")),
         Argument("mode", "mode='error'", _setting("mode")),
         Argument("warmup", "warmup=0", _count),

@@ -119,4 +119,4 @@ class Summary:
                 "they would have written is not there"
             )
         if output["unsupported"]:
-            yield f"not simulated, answered cudaErrorNotSupported: {', '.join(output['unsupported'])}"
+            yield f"not simulated, answered 'not supported': {', '.join(output['unsupported'])}"

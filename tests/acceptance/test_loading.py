@@ -113,7 +113,7 @@ def test_markers_are_listed_with_signature_and_one_line(run: Run) -> None:
     result = run("", "--markers")
     result.stdout.fnmatch_lines(
         [
-            "@pytest.mark.no_implicit_sync(kinds=…, pageable_threshold=0, *): the test must not make the host wait *",
+            "@pytest.mark.no_implicit_sync(kinds=..., pageable_threshold=0, *): the test must not make the host wait *",
             "@pytest.mark.requires_sm90(or_newer=False, host_only=False): needs a GPU of compute capability 9.x *",
             "@pytest.mark.known_fault(finding, package, versions, reason, called_from=None): strict *",
         ]

@@ -1,0 +1,62 @@
+"""torch.compile beside an armed region: neither graph breaks nor recompilations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpuinvariants import InvariantViolation, no_implicit_sync, session
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def simulated_card() -> None:
+    if session.current().monitor is None:
+        pytest.skip(session.current().machine.header)
+    torch._dynamo.reset()
+
+
+def move(values: torch.Tensor) -> torch.Tensor:
+    return values.to("cuda", non_blocking=True) + 1
+
+
+def overwrite(values: torch.Tensor) -> torch.Tensor:
+    return values.copy_(torch.zeros(3)).cpu() + 1
+
+
+@pytest.mark.parametrize("function", [move, overwrite])
+def test_a_whole_graph_is_compiled_inside_a_region(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    pinned = torch.ones(3).pin_memory()
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    with no_implicit_sync():
+        compiled(pinned)
+
+
+def test_a_region_makes_nothing_compile_again() -> None:
+    compilations: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compilations.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(move, backend=backend, fullgraph=True)
+    pinned = torch.ones(3).pin_memory()
+    compiled(pinned)
+    with no_implicit_sync():
+        compiled(pinned)
+    compiled(pinned)
+    assert len(compilations) == 1
+
+
+def test_a_compiled_function_is_policed() -> None:
+    compiled = torch.compile(move, backend="eager", fullgraph=True)
+    pageable = torch.ones(3)
+    compiled(pageable)
+    with pytest.raises(InvariantViolation, match="from pageable memory"), no_implicit_sync():
+        compiled(pageable)
