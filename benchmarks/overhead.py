@@ -213,6 +213,7 @@ def main() -> None:
     import torch
 
     warnings.simplefilter("ignore", DeprecationWarning)
+    torch.set_num_threads(1)  # waiting for helper threads is most of the noise
     torch.ones(1, device="cuda")
     print(f"{label}, torch {torch.__version__}")
     if arguments.events:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
@@ -59,21 +59,31 @@ class Exemption:
 
 @dataclass(slots=True, eq=False)
 class Allowance:
-    """An exemption in force.  ``count`` is the number of calls that it covered, ``calls`` which."""
+    """An exemption in force.  ``calls`` are those that it covered."""
 
     exemption: Exemption
     scope: Scope = field(default_factory=Scope)
-    count: int = 0
     calls: Tally = field(default_factory=Tally)
+    settle: Callable[[], None] = lambda: None
+    """Has calls counted that the recorder knows of and has not told."""
+    _count: int = 0
 
-    def takes(self, found: Finding) -> bool:
-        """Cover a finding, and count it; False when it does not match or the number is used up."""
+    @property
+    def count(self) -> int:
+        """The number of calls that it covered so far."""
+        self.settle()
+        return self._count
+
+    def takes(self, found: Finding, count: int = 1) -> int:
+        """Cover a finding that was made so many times; how many of them, 0 when it does not match."""
+        if not self.exemption.matches(found):
+            return 0
         limit = self.exemption.max_count
-        if not self.exemption.matches(found) or (limit is not None and self.count >= limit):
-            return False
-        self.count += 1
-        self.calls.add(found)
-        return True
+        covered = count if limit is None else max(0, min(count, limit - self._count))
+        if covered:
+            self._count += covered
+            self.calls.add(found, covered)
+        return covered
 
 
 class ExemptionError(ValueError):

@@ -66,26 +66,20 @@ def finding(event: Event, *, invariant: str, kind: str, subject: str, message: s
 class Tally:
     """Findings by identity, repeated ones counted instead of kept."""
 
-    _found: dict[Finding, list[int]] = field(default_factory=dict)
-    _last: tuple[Finding | None, list[int]] = (None, [0])
+    _found: dict[Finding, int] = field(default_factory=dict)
     overflow: int = 0
 
-    def add(self, item: Finding) -> None:
-        """Count one finding."""
-        last, count = self._last
-        if item is not last:  # a finding that repeats is often the same object, and comparing takes long
-            known = self._found.get(item)
-            if known is None:
-                if len(self._found) >= MAX_DISTINCT:
-                    self.overflow += 1
-                    return
-                known = self._found[item] = [0]
-            count = known
-            self._last = item, count
-        count[0] += 1
+    def add(self, item: Finding, count: int = 1) -> None:
+        """Count a finding, so many times."""
+        if item in self._found:
+            self._found[item] += count
+        elif len(self._found) < MAX_DISTINCT:
+            self._found[item] = count
+        else:
+            self.overflow += count
 
     def _select(self, note: bool) -> tuple[Finding, ...]:
-        return tuple(replace(item, count=count[0]) for item, count in self._found.items() if item.note is note)
+        return tuple(replace(item, count=count) for item, count in self._found.items() if item.note is note)
 
     @property
     def violations(self) -> tuple[Finding, ...]:

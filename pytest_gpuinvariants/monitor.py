@@ -30,8 +30,8 @@ class Region:
     """Whether the rule's verdict on equal events is always the same."""
 
 
-Standing = Callable[[Finding], bool]
-"""An exemption from outside of the test: takes a finding and counts it, or declines."""
+Standing = Callable[[Finding], tuple[Allowance, ...]]
+"""Exemptions of a finding from outside of the test."""
 
 
 class Monitor:
@@ -42,7 +42,7 @@ class Monitor:
     started inside inherit what covers the thread that starts them.
     """
 
-    def __init__(self, recorder: Recorder, standing: Standing = lambda found: False) -> None:
+    def __init__(self, recorder: Recorder, standing: Standing = lambda found: ()) -> None:
         self.recorder = recorder
         self._standing = standing
         self._entries: list[Region | Allowance] = []
@@ -57,8 +57,11 @@ class Monitor:
         Raises:
             RecorderUnavailableError: the recorder can not be started now; nothing is armed then.
         """
+        if isinstance(entry, Allowance):
+            entry.settle = self._settle
         with self._lock:
             self._entries = [*self._entries, entry]
+            self._settle()
             try:
                 self._subscribe()
             except BaseException:
@@ -73,6 +76,7 @@ class Monitor:
         """
         with self._lock:
             self._entries = [other for other in self._entries if other is not entry]
+            self._settle()
             try:
                 self._subscribe()
             except Exception as error:
@@ -87,6 +91,12 @@ class Monitor:
         with self._lock:
             self._entries = []
             self._subscribe()
+
+    def _settle(self) -> None:
+        try:
+            self.recorder.settle()
+        except Exception as error:
+            self._broken = error
 
     def _subscribe(self) -> None:
         regions = [entry for entry in self._entries if isinstance(entry, Region)]
@@ -127,8 +137,8 @@ class Monitor:
             return None
 
     def _route(self, event: Event) -> Again | None:
-        entries = self._entries  # a snapshot: enter and leave replace the list
         thread = event.thread.native_id
+        entries = self._entries  # a snapshot: enter and leave replace the list
         settled: set[str] = set()
         passed: tuple[Allowance, ...] = ()
         judged: list[tuple[Region, Finding, tuple[Allowance, ...]]] = []
@@ -141,25 +151,25 @@ class Monitor:
             if entry.invariant in settled or (found := entry.rule(event)) is None:
                 continue
             settled.add(entry.invariant)
-            judged.append((entry, found, passed))
-            self._count(entry, found, passed)
+            judged.append((entry, found, () if found.note else (*passed, *self._standing(found))))
 
-        def again() -> bool:
-            if self._entries is not entries:
-                return False
+        def again(count: int) -> None:
             for region, found, allowances in judged:
-                self._count(region, found, allowances)
-            return True
+                _count(region, found, allowances, count)
 
+        again(1)
         # Frames and adopted threads come and go while the entries stay.
         lasting = all(
             one.scope.every_thread or (one.scope.thread == thread and one.scope.frame is None) for one in entries
         ) and all(one.pure for one in entries if isinstance(one, Region))
         return again if lasting else None
 
-    def _count(self, region: Region, found: Finding, passed: tuple[Allowance, ...]) -> None:
-        if found.note or not (any(one.takes(found) for one in passed) or self._standing(found)):
-            region.tally.add(found)
+
+def _count(region: Region, found: Finding, allowances: tuple[Allowance, ...], count: int) -> None:
+    for allowance in allowances:
+        count -= allowance.takes(found, count)
+    if count:
+        region.tally.add(found, count)
 
 
 def _adopted(run: Callable[[], None], scopes: list[Scope]) -> Callable[[], None]:

@@ -72,13 +72,13 @@ class Run:
         simulated = self.machine.kind is MachineKind.SIMULATED
         self.children = Children(Setup(self.machine.profile if simulated else None, self.settings.full_stacks))
 
-    def exempts(self, found: Finding) -> bool:
-        """Take a finding that the ini file or vLLM itself exempts, and count it for the test under way."""
+    def exemptions(self, found: Finding) -> tuple[Allowance, ...]:
+        """What the ini file and vLLM itself exempt a finding by, with the counts of the test under way."""
         exemptions = [one for one in self.settings.allowances if one.matches(found)]
         if found.invariant == _VLLM.invariant and vllm_sync.allows():
             exemptions.insert(0, _VLLM)
         record = self.current or TestRecord()
-        return any(record.standing(one).takes(found) for one in exemptions)
+        return tuple(record.standing(one) for one in exemptions)
 
     @property
     def unverifiable(self) -> str | None:
@@ -143,14 +143,14 @@ def _simulated(run: Run) -> None:
     variables = jit.simulated_environment(runtime.profile, runtime.libraries, os.environ)
     run.environment = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
-    run.monitor = Monitor(SimulatorRecorder(runtime, run.settings.full_stacks), run.exempts)
+    run.monitor = Monitor(SimulatorRecorder(runtime, run.settings.full_stacks), run.exemptions)
     run.summary.watch(runtime)
 
 
 def _real(run: Run) -> None:
     from pytest_gpuinvariants.recorders.cupti import CuptiRecorder
 
-    run.monitor = Monitor(CuptiRecorder(run.settings.full_stacks), run.exempts)
+    run.monitor = Monitor(CuptiRecorder(run.settings.full_stacks), run.exemptions)
 
 
 def stop(run: Run) -> None:

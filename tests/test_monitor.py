@@ -28,6 +28,9 @@ class Fake:
         self.log.append("start " + " ".join(sorted(kind.__name__ for kind in wanted)))
         self.sink = sink
 
+    def settle(self) -> None:
+        pass
+
     def stop(self) -> None:
         self.log.append("stop")
         self.sink = None

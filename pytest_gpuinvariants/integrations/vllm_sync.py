@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextvars import ContextVar
 from types import ModuleType
 
 MODULE = "vllm.utils.gpu_sync_debug"
@@ -37,7 +38,13 @@ def leave() -> None:
             _switched.pop()._SYNC_CHECK_MODE = None  # type: ignore[attr-defined]
 
 
+def variable() -> ContextVar[int] | None:
+    """The variable in which vLLM counts the allowed regions around a call; None where vLLM is not loaded."""
+    found: ContextVar[int] | None = getattr(sys.modules.get(MODULE), "_allow_depth", None)
+    return found
+
+
 def allows() -> bool:
     """Whether the calling thread or task is inside one of vLLM's allowed regions."""
-    depth = getattr(sys.modules.get(MODULE), "_allow_depth", None)
+    depth = variable()
     return bool(depth is not None and depth.get())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytest_gpuinvariants.events import ApiCall, Copy
 from pytest_gpuinvariants.hardware import native_build
-from pytest_gpuinvariants.recorders import native, torch_copies
+from pytest_gpuinvariants.recorders import native
 from pytest_gpuinvariants.recorders.protocol import RecorderUnavailableError, Sink
 
 _C_FILES = ("cupti_recorder.c", "cupti_kernels.c")
@@ -101,7 +101,7 @@ class CuptiRecorder:
     def start(self, sink: Sink, wanted: frozenset[type[ApiCall]]) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         try:
-            library, listener = self._open(), self._hearing.begin(sink, from_allocator=True)
+            library, listener = self._open(), self._hearing.begin(sink, Copy in wanted, from_allocator=True)
         except native_build.NativeBuildError as problem:
             raise RecorderUnavailableError(str(problem)) from problem
         name = ctypes.create_string_buffer(_HOLDER_SIZE)
@@ -111,12 +111,13 @@ class CuptiRecorder:
             if error == _HELD:
                 raise RecorderUnavailableError(f"CUPTI is held by {holder(name.value.decode(errors='replace'))}")
             raise RecorderUnavailableError(f"CUPTI refuses to report calls (error {error}); {holder('')} may be why")
-        if Copy in wanted:
-            torch_copies.install()
+
+    def settle(self) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        self._hearing.settle()
 
     def stop(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         if self._library is not None:
             self._library.gi_cupti_stop()
-        torch_copies.remove()
         self._hearing.end()

@@ -12,6 +12,7 @@ from _pytest.python import pytest_pyfunc_call
 
 from pytest_gpuinvariants.events import Allocation, ApiCall, Copy, Event, Launch, Memory, Synchronization
 from pytest_gpuinvariants.hardware import native_build
+from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.recorders import stacks, torch_copies
 from pytest_gpuinvariants.recorders.protocol import Again, Sink
 
@@ -59,7 +60,7 @@ class NativeEvent(ctypes.Structure):
 
 
 _SOURCES = Path(__file__).parent / "csrc"
-_MOST_KNOWN = 4096
+_MOST_NAMED = 4096
 _PYTHON_FUNCTIONS = (
     "PyGILState_Check",
     "PyGILState_Ensure",
@@ -75,6 +76,13 @@ _PYTHON_FUNCTIONS = (
     "PyErr_Restore",
     "PyErr_WriteUnraisable",
     "Py_AddPendingCall",
+    "PyContextVar_Get",
+    "PyType_FromSpec",
+    "PyType_GenericAlloc",
+    "PyMethod_New",
+    "PyObject_GetAttr",
+    "PyObject_Vectorcall",
+    "PyVectorcall_Call",
 )
 _PYTHON = (ctypes.c_void_p * len(_PYTHON_FUNCTIONS))(
     *(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _PYTHON_FUNCTIONS)
@@ -116,7 +124,10 @@ def build(name: str, sources: tuple[str, ...], cache: Path | None = None) -> Pat
         native_build.compile_sources([*command, "-o", library, *files, "-ldl"], folder, purpose)
 
     root = cache if cache is not None else native_build.cache_root() / name
-    return native_build.cached(root, native_build.content_hash(command, sorted(_SOURCES.iterdir())), produce) / library
+    return (
+        native_build.cached(root, native_build.content_hash([*command, *sources], sorted(_SOURCES.iterdir())), produce)
+        / library
+    )
 
 
 def classes_of(wanted: frozenset[type[ApiCall]]) -> EventClass:
@@ -127,14 +138,8 @@ def classes_of(wanted: frozenset[type[ApiCall]]) -> EventClass:
     return classes
 
 
-def event_of(native: NativeEvent, frame: FrameType | None, full_stacks: bool = False) -> Event:
-    """The event that a native call is.
-
-    Args:
-        native: the call; this must run on its thread, while it is under way.
-        frame: the innermost Python frame of the caller, None on a thread that Python did not start.
-        full_stacks: keep torch's frames and the test runner's.
-    """
+def event_of(native: NativeEvent, full_stacks: bool = False) -> Event:
+    """The event that a native call is; asked for on the calling thread, while the call is under way."""
     api = native.api.decode()
     thread, stack = stacks.current_thread(native.thread), stacks.capture(full_stacks)
     stream, device, result = native.stream, native.device, native.result
@@ -180,59 +185,65 @@ def event_of(native: NativeEvent, frame: FrameType | None, full_stacks: bool = F
         destination=destination,
         blocking=bool(native.blocking),
         gapped=(source is Memory.PAGEABLE or destination is Memory.PAGEABLE)
-        and torch_copies.is_gapped(frame, destination is Memory.DEVICE),
+        and torch_copies.is_gapped(destination is Memory.DEVICE),
     )
-
-
-class _Known:
-    """A call that was told: how to count one more, and what to look at before, if it copies pageable memory."""
-
-    __slots__ = ("again", "gapped", "to_device")
-
-    def __init__(self, again: Again, event: Event) -> None:
-        self.again = again
-        self.gapped: bool | None = None
-        self.to_device = False
-        if isinstance(event, Copy) and Memory.PAGEABLE in (event.source, event.destination):
-            self.gapped = event.gapped
-            self.to_device = event.destination is Memory.DEVICE
 
 
 class Hearing:
     """The way of native calls to a sink.  What goes wrong on it is kept, since C could not pass it on.
 
-    A call that was made before, from the same place, is only counted: the C side gives such calls
-    the same key, and the sink has said how to count one more.
+    A call like one before, from the same place, does not get here: the C side counts it, and the
+    sink has said how to count more of them.
     """
 
     def __init__(self, full_stacks: bool = False) -> None:
         self._full_stacks = full_stacks
         self._sink: Sink | None = None
         self._failure: BaseException | None = None
-        self._known: dict[int, _Known] = {}
+        self._named: dict[int, Again] = {}
         # The C side tells places apart by the addresses of their code, so those must stay in use.
         self._codes: set[CodeType] = set()
         self._bound = self._receive
-        self._library: ctypes.CDLL | None = None
+        self._keys = (ctypes.c_uint64 * _MOST_NAMED)()
+        self._counts = (ctypes.c_uint64 * _MOST_NAMED)()
+        self._library: ctypes.PyDLL | None = None
 
-    def begin(self, sink: Sink, from_allocator: bool) -> ctypes.c_void_p:
+    def begin(self, sink: Sink, copies: bool, from_allocator: bool) -> ctypes.c_void_p:
         """Hand events to ``sink`` from now on; the result is the listener for the C side.
 
         Args:
             sink: takes the events.
+            copies: copies are among them.
             from_allocator: calls may be told from inside torch's allocator, where Python must not be waited for.
 
         Raises:
             NativeBuildError: the C side can not be built here.
         """
         if self._library is None:
-            self._library = ctypes.CDLL(str(build("hearing", ("hearing.c",))))
+            # Its functions run under Python's lock.
+            self._library = ctypes.PyDLL(str(build("hearing", ("hearing.c", "copying.c"))))
+            self._library.gi_take_counts.restype = ctypes.c_size_t
         self._library.gi_hearing_open(
             ctypes.byref(_PYTHON), ctypes.py_object(self._bound), ctypes.c_void_p(id(pytest_pyfunc_call.__code__))
         )
         self._sink = sink
+        if copies:
+            torch_copies.install(self._library)
         listener = self._library.gi_hear_or_set_aside if from_allocator else self._library.gi_hear
         return ctypes.cast(listener, ctypes.c_void_p)
+
+    def settle(self) -> None:
+        """Count what the C side has only counted, and have every call told anew from now on."""
+        if self._library is None:
+            return
+        self._library.gi_tell_aside()  # what this thread has not told yet
+        named, self._named = self._named, {}
+        taken = self._library.gi_take_counts(self._keys, self._counts, ctypes.c_size_t(_MOST_NAMED))
+        self._codes.clear()
+        for index in range(taken):
+            key = self._keys[index]
+            again = named.get(key) or self._named[key]  # another thread may have named it just now
+            again(self._counts[index])
 
     def end(self) -> None:
         """Hand over no more.
@@ -240,28 +251,15 @@ class Hearing:
         Raises:
             RuntimeError: a call could not be told, since ``begin``.
         """
-        if self._library is not None:
-            self._library.gi_tell_aside()  # what this thread has not told yet
+        self.settle()
+        torch_copies.remove()
         self._sink = None
-        self._forget()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise RuntimeError("a CUDA call could not be told") from failure
 
-    def _forget(self) -> None:
-        self._known.clear()
-        self._codes.clear()
-
     def _receive(self, key: int, address: int) -> None:
         try:
-            known = self._known.get(key)
-            if known is not None:
-                # The same call from the same place, but perhaps of another tensor.
-                same = known.gapped is None or known.gapped is torch_copies.is_gapped(
-                    sys._getframe().f_back, known.to_device
-                )
-                if same and known.again():
-                    return
             sink = self._sink
             if sink is not None:  # else stopped just now, by another thread
                 self._tell(sink, key, NativeEvent.from_address(address), sys._getframe().f_back)
@@ -269,13 +267,16 @@ class Hearing:
             self._failure = error
 
     def _tell(self, sink: Sink, key: int, native: NativeEvent, frame: FrameType | None) -> None:
-        event = event_of(native, frame, self._full_stacks)
-        again = sink(event)
+        again = sink(event_of(native, self._full_stacks))
         if again is None:
             return
-        if len(self._known) >= _MOST_KNOWN:
-            self._forget()
+        if len(self._named) >= _MOST_NAMED:
+            self.settle()
         while frame is not None:
             self._codes.add(frame.f_code)
             frame = frame.f_back
-        self._known[key] = _Known(again, event)
+        assert self._library is not None
+        variable = vllm_sync.variable()
+        self._library.gi_depend_on(None if variable is None else ctypes.py_object(variable))
+        self._named[key] = again
+        self._library.gi_name(ctypes.c_uint64(key))

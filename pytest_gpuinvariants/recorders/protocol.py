@@ -7,10 +7,10 @@ from typing import Protocol
 
 from pytest_gpuinvariants.events import ApiCall, Event
 
-Again = Callable[[], bool]
-"""Counts one more call like the one that it was returned for; False when that call must be told anew."""
+Again = Callable[[int], None]
+"""Counts so many more calls like the one that it was returned for."""
 Sink = Callable[[Event], Again | None]
-"""Takes an event.  What it returns may be used for a call that differs in nothing and comes from the same place."""
+"""Takes an event.  A recorder may use what it returns for calls that differ in nothing, from the same place."""
 
 
 class RecorderUnavailableError(RuntimeError):
@@ -36,6 +36,10 @@ class Recorder(Protocol):
         Raises:
             RecorderUnavailableError: the calls can not be seen now.
         """
+        ...
+
+    def settle(self) -> None:
+        """Use up what the sink has returned so far: what it depends on has changed."""
         ...
 
     def stop(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_gpuinvariants.events import ApiCall, Copy
 from pytest_gpuinvariants.hardware.native_build import NativeBuildError
 from pytest_gpuinvariants.hardware.simulate.runtime import SimulatedRuntime
-from pytest_gpuinvariants.recorders import native, torch_copies
+from pytest_gpuinvariants.recorders import native
 from pytest_gpuinvariants.recorders.protocol import RecorderUnavailableError, Sink
 
 
@@ -21,15 +21,16 @@ class SimulatorRecorder:
     def start(self, sink: Sink, wanted: frozenset[type[ApiCall]]) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         try:
-            listener = self._hearing.begin(sink, from_allocator=False)
+            listener = self._hearing.begin(sink, Copy in wanted, from_allocator=False)
         except NativeBuildError as error:
             raise RecorderUnavailableError(str(error)) from error
-        if Copy in wanted:
-            torch_copies.install()
         self._runtime.attach(listener, int(native.classes_of(wanted)))
+
+    def settle(self) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        self._hearing.settle()
 
     def stop(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         self._runtime.attach(None)
-        torch_copies.remove()
         self._hearing.end()

@@ -2,45 +2,50 @@
 
 A CUDA call shows the memory that torch handed over.  For a pinned tensor with gaps that is a
 pageable temporary, which would send the reader to look for a missing ``pin_memory()`` that is there.
-So while a region is armed the copying Tensor methods have a Python frame, and of a pageable copy made
-inside one that frame tells whether the operand was pinned.
+So while a region is armed the copying Tensor methods remember their operands, and a pageable copy
+made inside one is asked whether its host operand was pinned.
 """
 
 from __future__ import annotations
 
-import functools
+import ctypes
 import sys
-from collections.abc import Callable
-from types import CodeType, FrameType
 from typing import Any
 
 _METHODS = ("copy_", "to", "cuda", "cpu")
+_OBJECT_HEAD = 16  # what copying.c counts on: neither a debug build of Python nor one without the GIL
+# Of each method: what stands in for it, and what was there, None when it was inherited from C.
+_installed: dict[str, tuple[object, object]] = {}
+_stand_ins: dict[int, tuple[object, object]] = {}
+_library: ctypes.PyDLL | None = None
 
 
-_installed: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
-_codes: set[CodeType] = set()
+def _stand_in(library: ctypes.PyDLL, original: object) -> object:
+    # One for each method for ever, since the C side never frees it.
+    if id(original) not in _stand_ins:
+        _stand_ins[id(original)] = (library.gi_copying(ctypes.py_object(original)), original)
+    return _stand_ins[id(original)][0]
 
 
-def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-    # Nothing but a frame, in which the operands can be found: this runs in every copy while a region is armed.
-    def copying(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(self, *args, **kwargs)
+def install(library: ctypes.PyDLL) -> None:
+    """Put stand-ins in place of the methods, where torch is imported and they are not there yet.
 
-    _codes.add(copying.__code__)
-    return functools.wraps(original)(copying)
-
-
-def install() -> None:
-    """Wrap the methods, where torch is imported and they are not wrapped yet."""
+    Args:
+        library: the one that is built from ``copying.c``.
+    """
+    global _library
     torch = sys.modules.get("torch")
-    if torch is None or _installed:
+    if torch is None or _installed or object.__basicsize__ != _OBJECT_HEAD:
         return
+    library.gi_copying.restype = library.gi_operand.restype = ctypes.py_object
+    library.gi_operands.restype = ctypes.c_size_t
+    _library = library
     tensor = torch.Tensor
     for name in _METHODS:
         own = tensor.__dict__.get(name)  # another tool's wrapper, or None: inherited from C
-        wrapper = _wrap(getattr(tensor, name))
-        _installed[name] = (wrapper, own)
-        setattr(tensor, name, wrapper)
+        stand_in = _stand_in(library, getattr(tensor, name))
+        _installed[name] = (stand_in, own)
+        setattr(tensor, name, stand_in)
 
 
 def remove() -> None:
@@ -48,8 +53,8 @@ def remove() -> None:
     if not _installed:
         return
     tensor = sys.modules["torch"].Tensor
-    for name, (wrapper, own) in _installed.items():
-        if tensor.__dict__.get(name) is not wrapper:
+    for name, (stand_in, own) in _installed.items():
+        if tensor.__dict__.get(name) is not stand_in:
             continue
         if own is None:
             delattr(tensor, name)
@@ -58,17 +63,18 @@ def remove() -> None:
     _installed.clear()
 
 
-def is_gapped(frame: FrameType | None, to_device: bool) -> bool:
-    """Whether a copy has a pinned, non-contiguous host operand.
+def is_gapped(to_device: bool) -> bool:
+    """Whether the copy under way on this thread has a pinned, non-contiguous host operand.
 
     Args:
-        frame: the innermost Python frame of the call that copies.
         to_device: the direction of the copy.
     """
-    if frame is None or frame.f_code not in _codes:
+    count = _library.gi_operands() if _library is not None else 0
+    if not count:
         return False
-    operands = frame.f_locals
-    tensor, arguments = operands["self"], operands["args"]
-    if to_device and arguments and hasattr(arguments[0], "is_pinned"):
-        tensor = arguments[0]
+    assert _library is not None
+    tensor: Any = _library.gi_operand(ctypes.c_size_t(0))
+    source: Any = _library.gi_operand(ctypes.c_size_t(1)) if to_device and count > 1 else None
+    if hasattr(source, "is_pinned"):
+        tensor = source
     return not tensor.is_contiguous() and not tensor.is_cuda and bool(tensor.is_pinned())

@@ -61,7 +61,8 @@ def test_a_profile_after_a_region_has_its_gpu_events(pytester: pytest.Pytester) 
 
 
 @pytest.mark.usefixtures("real")
-def test_a_region_after_a_profile(pytester: pytest.Pytester) -> None:
+def test_a_region_after_a_profile_is_not_verified(pytester: pytest.Pytester) -> None:
+    """Kineto keeps CUPTI from its first profile on; its later ones are not disturbed by our asking."""
     result = _run(
         pytester,
         """
@@ -75,8 +76,8 @@ def test_a_region_after_a_profile(pytester: pytest.Pytester) -> None:
         assert profiled() > 0
     """,
     )
-    result.assert_outcomes(failed=1, passed=2)
-    result.stdout.fnmatch_lines([FINDING])
+    result.assert_outcomes(skipped=1, passed=2)
+    result.stdout.fnmatch_lines(["*not verified: CUPTI is held by torch.profiler*"])
 
 
 @pytest.mark.usefixtures("real")
@@ -106,7 +107,7 @@ def test_a_profile_inside_a_region_does_not_disturb_the_verdict(pytester: pytest
                 pass
 
     def test_later():
-        print("GPU EVENTS", profiled())
+        work()
     """,
     )
     result.assert_outcomes(failed=1, passed=1)

@@ -2,8 +2,9 @@
  *
  * A program makes the same calls from the same places again and again.  So each call gets a key, of
  * all that makes it a finding of its own: what it did, on which thread, and the Python frames that it
- * came from.  Python is called with the key, and builds an event and a stack only for one it does
- * not know.  Python's functions are given by Python itself, so that no header of it is needed.
+ * came from.  Python is called for a key that it has not named yet; calls of a key that it has are
+ * only counted, until it asks.  All of this runs under Python's lock, the GIL.  Python's functions
+ * are given by Python itself, so that no header of it is needed.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -15,30 +16,15 @@
 #include <unistd.h>
 
 #include "native_event.h"
+#include "python.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define MOST_FRAMES 200
 
-typedef struct { /* CPython's, by the names it exports them under */
-  int (*PyGILState_Check)(void);
-  int (*PyGILState_Ensure)(void);
-  void (*PyGILState_Release)(int state);
-  void *(*PyEval_GetFrame)(void); /* borrowed; NULL on a thread that Python did not start */
-  void *(*PyFrame_GetBack)(void *frame);
-  void *(*PyFrame_GetCode)(void *frame);
-  int (*PyFrame_GetLasti)(void *frame);
-  void (*Py_IncRef)(void *object);
-  void (*Py_DecRef)(void *object);
-  void *(*PyObject_CallFunction)(void *callable, const char *format, ...);
-  void (*PyErr_Fetch)(void **type, void **value, void **trace);
-  void (*PyErr_Restore)(void *type, void *value, void *trace);
-  void (*PyErr_WriteUnraisable)(void *object);
-  int (*Py_AddPendingCall)(int (*function)(void *), void *argument);
-} python_functions;
-
-static python_functions python;
+python_functions python;
 static void *hears;          /* the Python function */
 static const void *outermost; /* code below which frames do not matter: what runs the test */
+static void *state;           /* a context variable on whose value a finding depends, or NULL */
 
 static void unwind_once(void) {
   void *frame;
@@ -51,6 +37,9 @@ EXPORT void gi_hearing_open(const python_functions *functions, void *function, c
   outermost = stop_at;
   unwind_once();
 }
+
+/* NULL: there is none. */
+EXPORT void gi_depend_on(void *context_variable) { state = context_variable; }
 
 static uint64_t mixed(uint64_t key, uint64_t value) {
   key = (key ^ value) * 0x9e3779b97f4a7c15u;
@@ -80,14 +69,17 @@ static uint64_t key_of_call(const gi_event *event) {
 }
 
 static uint64_t key_of_place(uint64_t key) {
-  void *frame = python.PyEval_GetFrame();
-  if (!frame) return key;
-  python.Py_IncRef(frame);
+  void *frame = python.PyEval_GetFrame(), *value = NULL;
+  if (state && frame && !python.PyContextVar_Get(state, NULL, &value) && value) {
+    key = mixed(key, (uint64_t)(uintptr_t)value); /* small integers are one object each */
+    python.Py_DecRef(value);
+  }
+  if (frame) python.Py_IncRef(frame);
   for (int i = 0; frame && i < MOST_FRAMES; i++) {
     void *code = python.PyFrame_GetCode(frame);
     python.Py_DecRef(code); /* its frame keeps it */
     key = mixed(mixed(key, (uint64_t)(uintptr_t)code), (uint64_t)(uint32_t)python.PyFrame_GetLasti(frame));
-    void *back = code == outermost ? 0 : python.PyFrame_GetBack(frame);
+    void *back = code == outermost ? NULL : python.PyFrame_GetBack(frame);
     python.Py_DecRef(frame);
     frame = back;
   }
@@ -95,17 +87,59 @@ static uint64_t key_of_place(uint64_t key) {
   return key;
 }
 
+/* ---- keys that Python has named -------------------------------------------------------------------- */
+
+#define ROOM 8192 /* a power of two, twice of what Python names at most */
+
+static struct {
+  uint64_t key, count; /* key 0: a free place */
+} named[ROOM];
+
+static size_t place_of(uint64_t key) {
+  size_t at = (size_t)key % ROOM;
+  while (named[at].key && named[at].key != key) at = (at + 1) % ROOM;
+  return at;
+}
+
+EXPORT void gi_name(uint64_t key) { named[place_of(key)].key = key; }
+
+/* Take the calls that were only counted: keys and counts of at most `most`, their number.  All names are forgotten. */
+EXPORT size_t gi_take_counts(uint64_t *keys, uint64_t *counts, size_t most) {
+  size_t taken = 0;
+  for (size_t i = 0; i < ROOM; i++) {
+    if (!named[i].count || taken == most) continue;
+    keys[taken] = named[i].key;
+    counts[taken++] = named[i].count;
+  }
+  memset(named, 0, sizeof named);
+  return taken;
+}
+
+static int count_if_named(uint64_t key) {
+  size_t at = place_of(key);
+  if (named[at].key != key) return 0;
+  named[at].count++;
+  return 1;
+}
+
 /* A gi_listener. */
 EXPORT void gi_hear(const gi_event *event) {
-  void *type, *value, *trace;
-  int state = python.PyGILState_Ensure();
-  python.PyErr_Fetch(&type, &value, &trace); /* the call may come from a clean-up while one is on its way */
-  uint64_t key = key_of_place(key_of_call(event));
-  void *answer = python.PyObject_CallFunction(hears, "KK", (unsigned long long)key, (unsigned long long)(uintptr_t)event);
-  if (answer) python.Py_DecRef(answer);
-  else python.PyErr_WriteUnraisable(hears);
-  python.PyErr_Restore(type, value, trace);
-  python.PyGILState_Release(state);
+  /* The place on the native stack tells the ways apart by which one line of Python reaches one call: torch
+   * copies a tensor with gaps deeper down than another. */
+  uint64_t key = mixed(key_of_call(event), (uint64_t)(uintptr_t)__builtin_frame_address(0));
+  int gil = python.PyGILState_Ensure();
+  key = key_of_place(key);
+  key += !key;
+  if (!count_if_named(key)) {
+    void *type, *value, *trace;
+    python.PyErr_Fetch(&type, &value, &trace); /* the call may come from a clean-up while one is on its way */
+    void *answer =
+        python.PyObject_CallFunction(hears, "KK", (unsigned long long)key, (unsigned long long)(uintptr_t)event);
+    if (answer) python.Py_DecRef(answer);
+    else python.PyErr_WriteUnraisable(hears);
+    python.PyErr_Restore(type, value, trace);
+  }
+  python.PyGILState_Release(gil);
 }
 
 /* ---- calls that are made under a lock of PyTorch's allocator --------------------------------------
