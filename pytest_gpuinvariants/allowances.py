@@ -85,6 +85,11 @@ class Allowance:
             self.calls.add(found, covered)
         return covered
 
+    def absorb(self, other: Allowance) -> None:
+        """Add what another of the same exemption covered."""
+        self._count += other.count
+        self.calls.absorb(other.calls)
+
 
 class ExemptionError(ValueError):
     """An exemption that can not be read; the message names the key and what is accepted."""

@@ -17,31 +17,34 @@ class MarkerArgumentError(TypeError):
     """A region was opened with an argument that its marker does not accept."""
 
 
-class Decorator:
-    """A marker as an object: decorates functions and classes, and stands in ``pytestmark``.
+class Decorator(pytest.MarkDecorator):
+    """A marker as an object: decorates functions and classes, and stands in ``pytestmark`` and ``marks=``.
 
     ``@pytest.mark.<name>`` is the same marker; this one completes in an editor with its types.
     """
 
     def __init__(self, marker: markers.Marker, args: tuple[object, ...] = (), **kwargs: object) -> None:
-        self._marker = marker
-        self._args = args
-        self._kwargs = kwargs
+        self._definition = marker
+        super().__init__(pytest.Mark(marker.name, args, kwargs, _ispytest=True), _ispytest=True)
 
     @property
     def mark(self) -> pytest.Mark:
-        """The mark, as pytest reads it from ``pytestmark``."""
-        decorator: pytest.MarkDecorator = getattr(pytest.mark, self._marker.name)
-        return decorator.with_args(*self._args, **self._kwargs).mark
+        """The mark.  Asking pytest for one of its name makes it warn where the plugin is not loaded."""
+        getattr(pytest.mark, self._definition.name)
+        return self._mark
+
+    @mark.setter
+    def mark(self, value: pytest.Mark) -> None:
+        self._mark = value
 
     def _apply(self, target: T) -> T:
-        decorator: pytest.MarkDecorator = getattr(pytest.mark, self._marker.name)
-        marked: T = decorator.with_args(*self._args, **self._kwargs)(target)
+        marked: T = super().__call__(target)
         return marked
 
     def __repr__(self) -> str:
-        given = [repr(value) for value in self._args] + [f"{name}={value!r}" for name, value in self._kwargs.items()]
-        return f"{self._marker.name}({', '.join(given)})"
+        mark = self._mark
+        given = [repr(value) for value in mark.args] + [f"{name}={value!r}" for name, value in mark.kwargs.items()]
+        return f"{mark.name}({', '.join(given)})"
 
 
 def target_of(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
@@ -55,7 +58,7 @@ class RequiresSm90(Decorator):
     def __init__(self, args: tuple[object, ...] = (), **kwargs: object) -> None:
         super().__init__(markers.REQUIRES_SM90, args, **kwargs)
 
-    @overload
+    @overload  # type: ignore[override]
     def __call__(self, target: T, /) -> T: ...
     @overload
     def __call__(self, *, or_newer: bool = False, host_only: bool = False) -> RequiresSm90: ...
@@ -76,7 +79,7 @@ class KnownFault(Decorator):
     def __init__(self, args: tuple[object, ...] = (), **kwargs: object) -> None:
         super().__init__(markers.KNOWN_FAULT, args, **kwargs)
 
-    @overload
+    @overload  # type: ignore[override]
     def __call__(self, target: T, /) -> T: ...
     @overload
     def __call__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ class Finding:
     count: int = 1
     process: str = ""
     """The child process that made the call; empty for the test's own."""
+    at_least: bool = False
+    """The count is a lower bound: the child died before it could tell the last."""
 
     @property
     def id(self) -> str:
@@ -47,14 +50,15 @@ class Finding:
         if not self.stack:
             return "a native thread"
         path = Path(self.stack[0].file)
-        if path.is_relative_to(Path.cwd()):
+        with contextlib.suppress(OSError, ValueError):  # a removed working directory; a file not below it
             path = path.relative_to(Path.cwd())
         return f"{path}:{self.stack[0].line}"
 
     @property
     def line(self) -> str:
         """The message, with the count when it repeats."""
-        return self.message if self.count == 1 else f"{self.message} ({self.count} times)"
+        times = f"at least {self.count}" if self.at_least else f"{self.count}"
+        return self.message if self.count == 1 else f"{self.message} ({times} times)"
 
 
 def finding(event: Event, *, invariant: str, kind: str, subject: str, message: str, note: bool = False) -> Finding:
@@ -64,32 +68,39 @@ def finding(event: Event, *, invariant: str, kind: str, subject: str, message: s
 
 @dataclass(slots=True)
 class Tally:
-    """Findings by identity, repeated ones counted instead of kept."""
+    """Findings by identity, repeated ones counted instead of kept.  Notes take no place of a violation."""
 
-    _found: dict[Finding, int] = field(default_factory=dict)
+    _violations: dict[Finding, int] = field(default_factory=dict)
+    _notes: dict[Finding, int] = field(default_factory=dict)
     overflow: int = 0
+    """Violations at other places than those that are kept."""
 
     def add(self, item: Finding, count: int = 1) -> None:
         """Count a finding, so many times."""
-        if item in self._found:
-            self._found[item] += count
-        elif len(self._found) < MAX_DISTINCT:
-            self._found[item] = count
-        else:
+        found = self._notes if item.note else self._violations
+        if item in found:
+            found[item] += count
+        elif len(found) < MAX_DISTINCT:
+            found[item] = count
+        elif not item.note:
             self.overflow += count
 
-    def _select(self, note: bool) -> tuple[Finding, ...]:
-        return tuple(replace(item, count=count) for item, count in self._found.items() if item.note is note)
+    def absorb(self, other: Tally) -> None:
+        """Add all that another has."""
+        for found in (other._violations, other._notes):
+            for item, count in found.items():
+                self.add(item, count)
+        self.overflow += other.overflow
 
     @property
     def violations(self) -> tuple[Finding, ...]:
         """What fails the test, in order of first appearance."""
-        return self._select(note=False)
+        return tuple(replace(item, count=count) for item, count in self._violations.items())
 
     @property
     def notes(self) -> tuple[Finding, ...]:
         """What is only reported."""
-        return self._select(note=True)
+        return tuple(replace(item, count=count) for item, count in self._notes.items())
 
 
 def _frames(stack: Stack, indent: str) -> Iterator[str]:

@@ -9,12 +9,14 @@ import pytest
 
 from pytest_gpuinvariants import markers, regions, session
 from pytest_gpuinvariants.events import Launch
-from pytest_gpuinvariants.findings import InvariantViolation, section
+from pytest_gpuinvariants.findings import Finding, InvariantViolation, section
 from pytest_gpuinvariants.hardware import gates
 from pytest_gpuinvariants.hardware.machine import Machine, MachineKind
+from pytest_gpuinvariants.integrations import torch_repr
 from pytest_gpuinvariants.invariants import host_only, no_implicit_sync
 from pytest_gpuinvariants.known_faults import KnownFault
 from pytest_gpuinvariants.monitor import Region
+from pytest_gpuinvariants.record import TestRecord
 from pytest_gpuinvariants.recorders.protocol import RecorderUnavailableError
 from pytest_gpuinvariants.report import verdicts
 from pytest_gpuinvariants.scopes import Scope
@@ -47,10 +49,18 @@ def refusal(run: session.Run, item: pytest.Item) -> str | None:
     return None
 
 
-def skip_unverifiable(run: session.Run, item: pytest.Item) -> None:
-    """Skip a test that can not be verified here, at its own place in the file."""
+def begin(run: session.Run, item: pytest.Item) -> None:
+    """Start the record of an attempt; skip a test that can not be verified here, fail one that is marked wrongly."""
+    run.current = TestRecord()
+    # A rerun starts anew.
+    item.user_properties[:] = [one for one in item.user_properties if not one[0].startswith(verdicts.PREFIX)]
+    if run.machine.kind is MachineKind.SIMULATED:
+        torch_repr.install()
+    # Again, since a conftest can add markers after the collection that was checked.
+    if problems := markers.problems(item, run.known_markers):
+        pytest.fail("\n".join(problems), pytrace=False)
     if reason := refusal(run, item):
-        raise pytest.skip.Exception(reason, _use_item_location=True)
+        regions.skip(reason)
 
 
 @contextmanager
@@ -61,7 +71,7 @@ def _no_launches(run: session.Run) -> Iterator[None]:
     try:
         run.monitor.enter(region)
     except RecorderUnavailableError as error:
-        pytest.skip(f"not verified: {error}")
+        regions.skip(f"not verified: {error}")
     run.current.armed(host_only.NAME)
     try:
         yield
@@ -99,62 +109,72 @@ def _warm_up(run: session.Run, item: pytest.Item, arguments: dict[str, object]) 
 
 
 @contextmanager
-def recorded(run: session.Run, item: pytest.Item) -> Iterator[None]:
-    """One record for a test, its fixtures included; processes that they start can be reached."""
-    run.current = session.TestRecord()
+def reaching(run: session.Run, item: pytest.Item) -> Iterator[None]:
+    """Let processes that a test and its fixtures start be reached, where its marker asks for them."""
     sync = markers.arguments(item, no_implicit_sync.NAME)
     try:
-        with run.children.reached() if sync is not None and sync.get("children") else nullcontext():
+        with run.children.reached() if sync is not None and sync.get("children") is True else nullcontext():
             yield
     finally:
         run.current = None
 
 
-@contextmanager
-def policed(run: session.Run, item: pytest.Item, body: bool) -> Iterator[None]:
-    """Arm a test's invariants around its body, or around its set-up.
-
-    Raises:
-        InvariantViolation: one does not hold, and no other exception is on its way.
-    """
-    record = run.current
-    assert record is not None
-    sm90 = markers.arguments(item, "requires_sm90")
-    sync = markers.arguments(item, no_implicit_sync.NAME)
-    with ExitStack() as guards:
-        if sm90 is not None:
-            record.armed("requires_sm90")
-            if sm90.get("host_only") and run.monitor is not None:
-                guards.enter_context(_no_launches(run))
-        if body and sync is not None:
-            _warm_up(run, item, sync)
-            guards.enter_context(_no_sync(run, sync))
-        yield
+def _raise_what_is_left(record: TestRecord) -> None:
     if record.unraised:
         names = dict.fromkeys(found.invariant for found in record.unraised)
         raise InvariantViolation(" and ".join(names), tuple(record.unraised))
 
 
-def _judge_fault(record: session.TestRecord, item: pytest.Item, violated: bool, report: pytest.TestReport) -> bool:
-    """Apply ``known_fault``; whether the report is now its expected failure."""
+@contextmanager
+def policed(run: session.Run, item: pytest.Item, body: bool = False, teardown: bool = False) -> Iterator[None]:
+    """Arm a test's invariants around its body, its set-up or its teardown.
+
+    Raises:
+        InvariantViolation: one does not hold, and no other exception but a skip is on its way.
+    """
+    record = run.current
+    assert record is not None
+    sm90 = markers.arguments(item, "requires_sm90")
+    sync = markers.arguments(item, no_implicit_sync.NAME)
+    try:
+        with ExitStack() as guards:
+            if sm90 is not None and not teardown:
+                record.armed("requires_sm90")
+                if sm90.get("host_only") and run.monitor is not None:
+                    guards.enter_context(_no_launches(run))
+            if body and sync is not None:
+                _warm_up(run, item, sync)
+                guards.enter_context(_no_sync(run, sync))
+            yield
+    except pytest.skip.Exception:
+        _raise_what_is_left(record)  # a test that skips itself does not undo what it did
+        raise
+    finally:
+        record.finished |= body
+    _raise_what_is_left(record)
+
+
+def _judge_fault(record: TestRecord, item: pytest.Item, violated: bool, report: pytest.TestReport) -> None:
+    """Apply ``known_fault`` to the report of the test's body."""
     arguments = markers.arguments(item, "known_fault")
     fault = KnownFault(**arguments) if arguments is not None else None  # type: ignore[arg-type]
     if fault is None or not fault.applies or report.outcome == "skipped":
-        return False
+        return
     mismatch = fault.mismatch(record.findings)
-    if report.outcome == "failed" and violated and mismatch is None:
+    if mismatch is None and report.outcome == "passed":
+        record.known_fault = True  # as a warning, or caught by the test: no failure to expect
+    elif mismatch is None and violated:
+        record.known_fault = True
         report.outcome = "skipped"
         lines = "; ".join(found.line for found in record.findings)
         report.wasxfail = f"known fault: {fault.description}: {lines}"
         report.sections.append(("known fault", section(record.findings)))
-        return True
-    if report.outcome == "passed":
+    elif report.outcome == "passed":
         report.outcome = "failed"
         report.longrepr = f"known_fault (strict): {mismatch}\n{fault.description}"
     else:
         text = mismatch if violated else "the test fails, but not with the known fault"
         report.sections.append(("known_fault (strict)", f"{text}\n{fault.description}"))
-    return False
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
@@ -163,55 +183,46 @@ def _skip_reason(report: pytest.TestReport) -> str:
     return "expected to fail" if hasattr(report, "wasxfail") else "skipped"
 
 
+def _lead_with_the_line_at_fault(report: pytest.TestReport, error: InvariantViolation) -> None:
+    """Let the short summary and JUnit's message begin with the finding, not with the exception's class."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = str(error)
+
+
 def finish(run: session.Run, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Give the report of the deciding phase its verdict, its properties and its sections."""
+    """Give the report of a phase its sections; that of the last one, the verdict and all properties."""
     record = run.current
-    decides = report.when == "call" or (report.when == "setup" and report.outcome != "passed")
-    if record is None or not decides:
+    if record is None:
         return
-    stated = any(markers.arguments(item, name) is not None for name in markers.MARKERS)
-    if not stated and not record.invariants and not _refused(report):
-        return
-    violated = call.excinfo is not None and isinstance(call.excinfo.value, InvariantViolation)
-    if violated:
-        _lead_with_the_line_at_fault(report, call)
-    known = _judge_fault(record, item, violated, report)
-    verdict = verdicts.of_outcome(
-        report.outcome,
-        run.machine.label,
-        violated=violated,
-        warned=record.warned,
-        known_fault=known,
-        reason=_skip_reason(report),
-    )
-    properties: list[verdicts.Property] = [(verdicts.GPU, run.machine.label)]
-    properties += [(verdicts.INVARIANT, name) for name in record.invariants]
-    properties += verdicts.of_findings(verdicts.FINDING, record.findings)
-    properties += verdicts.of_findings(verdicts.NOTE, record.notes)
-    properties += verdicts.of_findings(verdicts.WARMUP, record.warmup)
-    properties += verdicts.of_allowances(record.allowances)
-    properties.append((verdicts.VERDICT, verdict))
-    item.user_properties += properties
-    report.user_properties += properties
     error = call.excinfo.value if call.excinfo is not None else None
-    told = error.findings if isinstance(error, InvariantViolation) else ()
+    if isinstance(error, InvariantViolation):
+        record.reported = True
+        _lead_with_the_line_at_fault(report, error)
+    if record.finished and report.when == "call":
+        _judge_fault(record, item, isinstance(error, InvariantViolation), report)
+    if not record.known_fault or report.outcome == "failed":
+        record.note_outcome(report.outcome, _skip_reason(report) if report.outcome == "skipped" else "")
+    if report.when == "call":
+        told = error.findings if isinstance(error, InvariantViolation) else ()
+        _add_sections(record, told, report)
+    # The exception on its way took precedence; what it kept back is in the report's sections.
+    record.unraised.clear()
+    if report.when == "teardown":
+        verdict = record.verdict(run.machine.label)
+        stated = any(markers.arguments(item, name) is not None for name in markers.MARKERS)
+        if verdict is None or not (stated or record.invariants or record.reason.startswith(verdicts.NOT_VERIFIED)):
+            return
+        properties = [(verdicts.GPU, run.machine.label), *record.properties, (verdicts.VERDICT, verdict)]
+        item.user_properties += properties
+        report.user_properties += properties
+
+
+def _add_sections(record: TestRecord, told: tuple[Finding, ...], report: pytest.TestReport) -> None:
     if untold := [found for found in record.findings if found not in told]:
         report.sections.append(("invariants that do not hold", section(untold)))
     if record.notes:
         report.sections.append(("notes", section(record.notes)))
-    covered = [found for allowance in record.allowances for found in allowance.calls.violations]
+    covered = [found for allowance in record.allowances.values() for found in allowance.calls.violations]
     if covered:
         report.sections.append(("allowed calls", section(covered)))
-
-
-def _lead_with_the_line_at_fault(report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
-    """Let the short summary and JUnit's message begin with the finding, not with the exception's class."""
-    assert call.excinfo is not None
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None:
-        crash.message = str(call.excinfo.value)
-
-
-def _refused(report: pytest.TestReport) -> bool:
-    """Whether a region inside the test skipped it as not verifiable."""
-    return report.outcome == "skipped" and _skip_reason(report).startswith(verdicts.NOT_VERIFIED)

@@ -87,8 +87,8 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Keep one record for each test."""
-    with outcome.recorded(item.config.stash[_RUN], item):
+    """Reach the processes that the test starts, where it asks for that."""
+    with outcome.reaching(item.config.stash[_RUN], item):
         return (yield)
 
 
@@ -96,8 +96,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     """Skip what can not be verified here, before its fixtures run; police the fixtures of a host-only test."""
     run = item.config.stash[_RUN]
-    outcome.skip_unverifiable(run, item)
-    with outcome.policed(run, item, body=False):
+    outcome.begin(run, item)
+    with outcome.policed(run, item):
         return (yield)
 
 
@@ -105,6 +105,13 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """Police the test itself.  Innermost of the wrappers, so that other plugins' work is not policed."""
     with outcome.policed(item.config.stash[_RUN], item, body=True):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Let nothing be lost that fixtures have found."""
+    with outcome.policed(item.config.stash[_RUN], item, teardown=True):
         return (yield)
 
 

@@ -3,25 +3,55 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import threading
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Literal, overload
+from types import FrameType, TracebackType
+from typing import Any, Generic, Literal, NoReturn, TypeVar, overload
 
 import pytest
 
 from pytest_gpuinvariants import allowances, markers, session, settings
 from pytest_gpuinvariants.allowances import Allowance, Exemption
+from pytest_gpuinvariants.children import child
 from pytest_gpuinvariants.decorators import Decorator, MarkerArgumentError, T, target_of
 from pytest_gpuinvariants.findings import InvariantViolation
 from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.invariants import no_implicit_sync as rule
-from pytest_gpuinvariants.monitor import Region
+from pytest_gpuinvariants.monitor import Monitor, Region
 from pytest_gpuinvariants.recorders.protocol import RecorderUnavailableError
 from pytest_gpuinvariants.scopes import Scope
+
+_V = TypeVar("_V")
+
+
+class _Entered(Generic[_V]):
+    """What one object's ``with`` blocks have entered: tasks and threads may share the object."""
+
+    def __init__(self) -> None:
+        self._values: list[tuple[FrameType, _V]] = []
+        self._lock = threading.Lock()
+
+    def add(self, value: _V) -> None:
+        """Remember a value for the ``with`` block of the caller's caller."""
+        with self._lock:
+            self._values.append((sys._getframe(2), value))
+
+    def take(self) -> _V:
+        """The value of the ``with`` block that the caller's caller leaves; of an ExitStack's, the latest."""
+        frame = sys._getframe(2)
+        with self._lock:
+            mine = [index for index, (owner, _) in enumerate(self._values) if owner is frame]
+            return self._values.pop(mine[-1] if mine else -1)[1]
+
+
+def skip(reason: str) -> NoReturn:
+    """Skip the test, at its own place in the file."""
+    raise pytest.skip.Exception(reason, _use_item_location=True)
 
 
 class InvariantWarning(UserWarning):
@@ -52,7 +82,7 @@ def arm(run: session.Run, arguments: dict[str, object], scope: Scope) -> Policin
     try:
         run.monitor.enter(policing.region)
     except RecorderUnavailableError as error:
-        pytest.skip(f"not verified: {error}")
+        skip(f"not verified: {error}")
     vllm_sync.enter()
     if arguments.get("children"):
         policing.reach.enter_context(run.children.reached())
@@ -82,7 +112,7 @@ def settle(policing: Policing, leaving: bool) -> None:
     if policing.child_region is not None:
         report = run.children.disarm(policing.child_region)
         policing.reach.close()
-        found += report.findings
+        found += (one for child in report.findings if (one := run.exempt(child)) is not None)
         unpoliced = report.errors
     violations = tuple(one for one in found if not one.note)
     record = run.current
@@ -97,12 +127,13 @@ def settle(policing: Policing, leaving: bool) -> None:
         violation = InvariantViolation(rule.NAME, violations, region.tally.overflow)
         if policing.mode == "warn":
             warnings.warn(InvariantWarning(str(violation)), stacklevel=3)
-        elif not leaving:
+            return
+        if record is not None and (leaving or record.thread != threading.get_native_id()):
+            record.unraised += violations  # no exception would bring them to the test's report
+        if not leaving:
             raise violation
-        elif record is not None:
-            record.unraised += violations
     elif unpoliced and not leaving:
-        pytest.skip(f"not verified: a child process could not be policed: {'; '.join(unpoliced)}")
+        skip(f"not verified: a child process could not be policed: {'; '.join(unpoliced)}")
 
 
 class NoImplicitSync(Decorator):
@@ -114,9 +145,9 @@ class NoImplicitSync(Decorator):
 
     def __init__(self, args: tuple[object, ...] = (), **kwargs: object) -> None:
         super().__init__(markers.NO_IMPLICIT_SYNC, args, **kwargs)
-        self._open = threading.local()
+        self._entered = _Entered[Policing]()
 
-    @overload
+    @overload  # type: ignore[override]
     def __call__(self, target: T, /) -> T: ...
     @overload
     def __call__(
@@ -152,15 +183,16 @@ class NoImplicitSync(Decorator):
             MarkerArgumentError: an argument is not accepted.
             pytest.skip.Exception: nothing can be verified on this machine.
         """
-        if problems := self._marker.problems(self._args, self._kwargs):
-            raise MarkerArgumentError(f"{self._marker.name}: {'; '.join(problems)}")
-        if "warmup" in self._kwargs:
+        arguments = dict(self.kwargs)
+        if problems := self._definition.problems(self.args, arguments):
+            raise MarkerArgumentError(f"{self.name}: {'; '.join(problems)}")
+        if "warmup" in arguments:
             raise MarkerArgumentError("no_implicit_sync: 'warmup' is for a whole test: a region is entered warm")
         run = session.current()
         if reason := run.unverifiable:
-            pytest.skip(reason)
-        policing = arm(run, self._kwargs, Scope.here(self._kwargs.get("threads") == "all"))
-        self._open.stack = [*getattr(self._open, "stack", []), policing]
+            skip(reason)
+        policing = arm(run, arguments, Scope.here(arguments.get("threads") == "all"))
+        self._entered.add(policing)
         return policing.region
 
     def __exit__(
@@ -171,9 +203,7 @@ class NoImplicitSync(Decorator):
         Raises:
             InvariantViolation: there were findings, and no other exception is on its way.
         """
-        policing: Policing = self._open.stack[-1]
-        self._open.stack = self._open.stack[:-1]
-        settle(policing, leaving=error is not None)
+        settle(self._entered.take(), leaving=error is not None)
 
 
 class AllowSync:
@@ -205,38 +235,60 @@ class AllowSync:
             self.exemption = allowances.check(Exemption(reason, where, api, kind, max_count))
         except allowances.ExemptionError as error:
             raise MarkerArgumentError(f"allow_sync: {error}") from error
-        self._open = threading.local()
+        self._entered = _Entered[tuple[Allowance, Monitor | None]]()
 
     def __enter__(self) -> Allowance:
-        """Begin the exemption."""
-        run = session.current()
+        """Begin the exemption.  In a process without a run of its own, such as a test's child, nothing is counted."""
         allowance = Allowance(self.exemption, Scope.here())
-        if run.monitor is not None:
-            run.monitor.enter(allowance)
-        if run.current is not None and not run.current.warming_up:
-            run.current.allowances.append(allowance)
-        self._open.stack = [*getattr(self._open, "stack", []), allowance]
+        run = session.current() if session.is_running() else None
+        monitor = run.monitor if run is not None else child.monitor()
+        if monitor is not None:
+            monitor.enter(allowance)
+        if run is not None and run.current is not None and not run.current.warming_up:
+            run.current.covered_by(self.exemption)  # so that one that covers nothing is reported
+        self._entered.add((allowance, monitor))
         return allowance
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the exemption."""
-        run = session.current()
-        allowance = self._open.stack[-1]
-        self._open.stack = self._open.stack[:-1]
-        if run.monitor is not None:
-            run.monitor.leave(allowance)
+        allowance, monitor = self._entered.take()
+        if monitor is not None:
+            monitor.leave(allowance)
+        if session.is_running():
+            record = session.current().current
+            if record is not None and not record.warming_up:
+                record.covered_by(self.exemption).absorb(allowance)
 
     def __call__(self, function: T) -> T:
-        """Decorate a function: every call of it is exempt."""
+        """Decorate a function, a coroutine function or a generator function: what it does is exempt."""
+        if inspect.isasyncgenfunction(function):
+            raise MarkerArgumentError("allow_sync: an asynchronous generator can not be decorated: use 'with' in it")
+        allowed: Any
+        if inspect.iscoroutinefunction(function):
 
-        @functools.wraps(function)
-        def allowed(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
+            @functools.wraps(function)
+            async def allowed(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
 
-        return allowed  # type: ignore[return-value]
+        elif inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def allowed(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return (yield from function(*args, **kwargs))
+
+        else:
+
+            @functools.wraps(function)
+            def allowed(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return function(*args, **kwargs)
+
+        decorated: T = allowed
+        return decorated
 
 
 no_implicit_sync = NoImplicitSync()

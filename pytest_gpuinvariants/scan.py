@@ -26,10 +26,13 @@ def _python_files(root: Path) -> Iterator[Path]:
     if root.is_file():
         yield root
         return
-    for folder, folders, files in os.walk(root):
-        if "pyvenv.cfg" in files:
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if "pyvenv.cfg" in files or real in seen:  # a link can lead back to where it is
             folders.clear()
             continue
+        seen.add(real)
         folders[:] = [name for name in folders if name not in _SKIPPED]
         yield from (Path(folder, name) for name in files if name.endswith(".py"))
 

@@ -29,7 +29,8 @@ def _owner() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = _module(frame)
-        if (module.startswith(f"{_OWN}.") and not module.startswith(f"{_OWN}.suites")) or module == "contextlib":
+        own = module.startswith(f"{_OWN}.") and not module.startswith(f"{_OWN}.suites")
+        if module == "contextlib" or (own and not frame.f_code.co_flags & _SUSPENDING):
             frame = frame.f_back
         elif not frame.f_code.co_flags & _SUSPENDING:
             return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from pytest_gpuinvariants import scan, settings
+from pytest_gpuinvariants import markers, scan, settings
 from pytest_gpuinvariants.allowances import Allowance, Exemption
 from pytest_gpuinvariants.children.channel import Setup
 from pytest_gpuinvariants.children.child import police
@@ -16,42 +17,9 @@ from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.hardware.machine import Machine, MachineError, MachineKind, choose
 from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.monitor import Monitor
+from pytest_gpuinvariants.record import TestRecord
 from pytest_gpuinvariants.report.summary import Summary
 from pytest_gpuinvariants.settings import Settings
-
-
-@dataclass(slots=True)
-class TestRecord:
-    """What happened to the invariants of one test."""
-
-    __test__ = False  # not a test class, whatever its name
-
-    invariants: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
-    allowances: list[Allowance] = field(default_factory=list)
-    unraised: list[Finding] = field(default_factory=list)
-    """Violations of regions that another exception left: they must not be lost with it."""
-    warmup: list[Finding] = field(default_factory=list)
-    """What calls before arming would have been found as."""
-    warming_up: bool = False
-    warned: bool = False
-    """There were violations, and the mode made them warnings."""
-
-    def armed(self, invariant: str) -> None:
-        """An invariant was stated and is policed."""
-        if invariant not in self.invariants:
-            self.invariants.append(invariant)
-
-    def standing(self, exemption: Exemption) -> Allowance:
-        """This test's count of an exemption that it did not state itself."""
-        for allowance in self.allowances:
-            if allowance.exemption is exemption:
-                return allowance
-        allowance = Allowance(exemption)
-        self.allowances.append(allowance)
-        return allowance
-
 
 _VLLM = Exemption(vllm_sync.REASON)
 
@@ -78,7 +46,19 @@ class Run:
         if found.invariant == _VLLM.invariant and vllm_sync.allows():
             exemptions.insert(0, _VLLM)
         record = self.current or TestRecord()
-        return tuple(record.standing(one) for one in exemptions)
+        return tuple(record.covered_by(one) for one in exemptions)
+
+    def exempt(self, found: Finding) -> Finding | None:
+        """What is left of a child's finding when the run's exemptions have taken theirs; None: nothing."""
+        left = found.count
+        for allowance in self.exemptions(found):
+            left -= allowance.takes(found, left)
+        return replace(found, count=left) if left else None
+
+    @functools.cached_property
+    def known_markers(self) -> frozenset[str]:
+        """Names of all markers that anyone has declared."""
+        return markers.registered(self.config)
 
     @property
     def unverifiable(self) -> str | None:
@@ -160,6 +140,7 @@ def stop(run: Run) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    run.children.close()
     if run in _runs:
         _runs.remove(run)
 

@@ -7,6 +7,7 @@ the command line and the ini file for the test that it marks.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -218,7 +219,7 @@ def _resolve(option: Option, places: Iterable[tuple[str, object]]) -> Any:
             return option.read(value)
         except ValueError as error:
             raise SettingError(f"{place}: {error}") from error
-    return option.default
+    return None
 
 
 def _value(config: pytest.Config, option: Option, marker: Mapping[str, object], where: str) -> Any:
@@ -226,9 +227,12 @@ def _value(config: pytest.Config, option: Option, marker: Mapping[str, object], 
     if option.marker:
         places.append((f"{where}({option.name}=…)", marker.get(option.name)))
     places.append((f"ini option {option.dest}", _configured(config, option)))
-    for variable in filter(None, (option.variable, option.shared)):
-        places.append((f"environment variable {variable}", os.environ.get(variable)))
-    return _resolve(option, places)
+    places.append((f"environment variable {option.variable}", os.environ.get(option.variable)))
+    value = _resolve(option, places)
+    if value is None and option.shared is not None:
+        with contextlib.suppress(ValueError):  # what another tool's variable may hold is for that tool to say
+            value = option.read(os.environ.get(option.shared))
+    return option.default if value is None else value
 
 
 def resolve(config: pytest.Config) -> Settings:

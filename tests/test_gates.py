@@ -61,7 +61,7 @@ NOTHING = machine(MachineKind.NONE, "none", None)
         (L4, False, True, "not verified: needs SM 9.x; this is simulated L4, SM 8.9"),
         (L4, True, False, "not verified: needs SM 9.0 or newer; this is simulated L4, SM 8.9"),
         (NOTHING, False, True, "not verified: needs SM 9.x; there is no GPU (why)"),
-        (UNUSED, True, True, f"not verified: needs SM 9.0 or newer; there is no GPU ({UNUSED.why})"),
+        (UNUSED, True, True, f"not verified: needs SM 9.0 or newer; no GPU was looked for ({UNUSED.why})"),
     ],
 )
 def test_refusal_says_both_sides(where: Machine, or_newer: bool, host_only: bool, reason: str | None) -> None:

@@ -25,7 +25,7 @@ def test_allowed_regions_are_exemptions_and_counted() -> None:
     with no_implicit_sync(), gpu_sync_debug.gpu_sync_allowed():
         torch.cuda.synchronize()
         torch.cuda.synchronize()
-    (allowance,) = record.allowances
+    (allowance,) = record.allowances.values()
     assert (allowance.exemption.reason, allowance.count) == (vllm_sync.REASON, 2)
 
 

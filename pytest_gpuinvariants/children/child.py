@@ -2,51 +2,75 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from pytest_gpuinvariants.allowances import Allowance, Exemption
 from pytest_gpuinvariants.children.channel import VARIABLE, Reader
 from pytest_gpuinvariants.events import Allocation, Copy, Event, Synchronization
-from pytest_gpuinvariants.findings import Finding
+from pytest_gpuinvariants.findings import Finding, Tally
 from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.invariants import no_implicit_sync
 from pytest_gpuinvariants.monitor import Monitor, Region
 from pytest_gpuinvariants.recorders.protocol import Recorder
 from pytest_gpuinvariants.scopes import Scope
 
-# Every call is written up to this many at one place, then each time that their number has doubled.
+# Every call is written up to this many at one place, then each time that their number has doubled, and at the end.
 _EXACT = 1000
 
 _monitor: Monitor | None = None
 
 
-class Policing:
-    """The rule of a child: asks the channel what is armed, and writes instead of keeping."""
+def monitor() -> Monitor | None:
+    """The monitor of a process that polices itself for a parent; None elsewhere."""
+    return _monitor
+
+
+class _Written(Tally):
+    """Findings that go to the channel as they are made."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self._reader = reader
+        self._counts: dict[tuple[int, Finding], int] = {}
+        atexit.register(self._write_totals)
+
+    def add(self, item: Finding, count: int = 1) -> None:
+        """Write a finding for each region that it concerns."""
+        for armed in self._reader.armed:
+            if item.kind not in armed.kinds:
+                continue
+            total = self._counts.get((armed.region, item), 0) + count
+            self._counts[armed.region, item] = total
+            if total <= _EXACT or not total & (total - 1):
+                self._write(armed.region, item, total, exact=total <= _EXACT)
+
+    def _write(self, region: int, found: Finding, count: int, exact: bool) -> None:
+        self._reader.write(region=region, finding=asdict(found), count=count, exact=exact)
+
+    def _write_totals(self) -> None:
+        for (region, found), count in self._counts.items():
+            if count > _EXACT:
+                self._write(region, found, count, exact=True)
+
+
+class _Rule:
+    """The rule of a child: what it is depends on what is armed now."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._counts: dict[tuple[int, Finding], int] = {}
-        self._in_vllm = False
 
     def __call__(self, event: Event) -> Finding | None:
-        """Write what an event is; there is nothing to keep here."""
-        if vllm_sync.MODULE in sys.modules and not self._in_vllm:
-            self._in_vllm = True
-            vllm_sync.enter()
+        """What an event is to the first region that finds it."""
         for armed in self._reader.armed:
             options = no_implicit_sync.Options(frozenset(armed.kinds), armed.pageable_threshold)
             found = no_implicit_sync.check(event, options)
-            if found is not None and not vllm_sync.allows():
-                self._write(armed.region, replace(found, process=name_of_this_process()))
+            if found is not None:
+                return replace(found, process=name_of_this_process())
         return None
-
-    def _write(self, region: int, found: Finding) -> None:
-        count = self._counts.get((region, found), 0) + 1
-        self._counts[region, found] = count
-        if count <= _EXACT or not count & (count - 1):
-            self._reader.write(region=region, finding=asdict(found), count=count)
 
 
 def name_of_this_process() -> str:
@@ -58,21 +82,40 @@ def name_of_this_process() -> str:
     return f"{name} (pid {os.getpid()})"
 
 
+_VLLM = Exemption(vllm_sync.REASON)
+
+
+def exemptions(found: Finding) -> tuple[Allowance, ...]:
+    """What exempts a finding in a child, besides its own ``allow_sync``."""
+    return (Allowance(_VLLM),) if vllm_sync.allows() else ()
+
+
 def police(monitor: Monitor, reader: Reader) -> None:
     """Police this process, on all of its threads, for as long as it lives."""
     wanted = frozenset({Copy, Synchronization, Allocation})
-    rule = Policing(reader)
+    vllm_sync.enter()
     # Not pure: what is armed changes.
-    monitor.enter(Region(no_implicit_sync.NAME, wanted, rule, Scope(every_thread=True), pure=False))
+    region = Region(
+        no_implicit_sync.NAME, wanted, _Rule(reader), Scope(every_thread=True), _Written(reader), pure=False
+    )
+    monitor.enter(region)
+
+
+def _channel() -> Reader | None:
+    """The channel of this process, None where there is none to be found or it is a test's own process."""
+    folder = os.environ.get(VARIABLE)
+    if folder is None or _has_a_run_of_its_own():
+        return None
+    try:
+        return Reader(Path(folder))
+    except (OSError, ValueError):
+        return None  # the run that opened it has ended
 
 
 def prepare() -> None:
     """Open the simulated card, if the parent has one.  Must come before torch is imported."""
-    folder = os.environ.get(VARIABLE)
-    if folder is None or _has_a_run_of_its_own():
-        return
-    reader = Reader(Path(folder))
-    if reader.setup.simulate is None:
+    reader = _channel()
+    if reader is None or reader.setup.simulate is None:
         return
     from pytest_gpuinvariants.hardware.profiles import parse_profile
     from pytest_gpuinvariants.hardware.simulate.runtime import open_runtime
@@ -86,14 +129,13 @@ def prepare() -> None:
 def join() -> None:
     """Police this process, if a parent asks for it.  Also vLLM's general plugin; a second call does nothing."""
     global _monitor
-    folder = os.environ.get(VARIABLE)
-    if folder is None or _monitor is not None or _has_a_run_of_its_own():
+    reader = _channel() if _monitor is None else None
+    if reader is None:
         return
-    reader = Reader(Path(folder))
     try:
-        monitor = Monitor(_recorder(reader))
-        police(monitor, reader)
-        _monitor = monitor
+        policing = Monitor(_recorder(reader), exemptions)
+        police(policing, reader)
+        _monitor = policing
     except Exception as error:
         # The child must run on as if nothing were there; the parent's test is not verified.
         reader.write(error=f"{name_of_this_process()}: {error}")

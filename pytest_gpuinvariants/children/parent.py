@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_gpuinvariants.children import processes
 from pytest_gpuinvariants.children.channel import VARIABLE, Armed, Reader, Setup, Writer
 from pytest_gpuinvariants.events import Frame, Thread
 from pytest_gpuinvariants.findings import Finding
@@ -33,8 +35,9 @@ class Children:
 
     setup: Setup
     _users: int = 0
-    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _folder: Path | None = None
     _writer: Writer | None = None
+    _owner: int = 0
     _before: dict[str, str | None] = field(default_factory=dict)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -43,31 +46,44 @@ class Children:
         """Let processes that are started now find the channel."""
         self._users += 1
         if self._users == 1:
-            self._open()
+            self._announce()
         try:
             yield
         finally:
             self._users -= 1
             if not self._users:
-                self._close()
+                self._restore()
 
-    def _open(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="gpuinvariants-", ignore_cleanup_errors=True)
-        self._writer = Writer(Path(self._folder.name), self.setup)
+    def _announce(self) -> None:
+        # One folder for the whole run: a fork server keeps the environment of the first test that used it.
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="gpuinvariants-"))
+            self._writer = Writer(self._folder, self.setup)
+            self._owner = os.getpid()
+            processes.watch(self._unreachable)
         paths = filter(None, (str(_BOOTSTRAP), os.environ.get("PYTHONPATH")))
-        variables = {VARIABLE: self._folder.name, "PYTHONPATH": os.pathsep.join(paths)}
+        variables = {VARIABLE: str(self._folder), "PYTHONPATH": os.pathsep.join(paths)}
         self._before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
 
-    def _close(self) -> None:
+    def _restore(self) -> None:
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        assert self._folder is not None
-        self._folder.cleanup()
-        self._folder = self._writer = None
+
+    def close(self) -> None:
+        """Remove the folder, in the process that made it."""
+        if self._folder is not None and self._owner == os.getpid():
+            processes.watch(None)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = self._writer = None
+
+    def _unreachable(self, problem: str) -> None:
+        """A process is being started that will not find the channel."""
+        if self._users and self._folder is not None:
+            Reader(self._folder).write(error=problem, armed=[one.region for one in Reader(self._folder).armed])
 
     def arm(self, options: Options) -> int:
         """Arm a region in all children; its number."""
@@ -80,22 +96,24 @@ class Children:
         """Disarm a region, and read what children found in it."""
         assert self._writer is not None
         self._writer.disarm(region)
-        findings: dict[tuple[int, Finding], int] = {}
+        findings: dict[tuple[int, Finding], tuple[int, bool]] = {}
         errors: list[str] = []
         for line in self._writer.lines():
             if "error" in line:
-                errors.append(line["error"])
+                if region in line.get("armed", [region]):
+                    errors.append(line["error"])
             elif line["region"] == region:
-                findings[line["pid"], _finding(line["finding"])] = line["count"]  # the last is the total
+                key = line["pid"], _finding(line["finding"])
+                findings[key] = line["count"], line["exact"]  # the last is the total
         return Report(
-            tuple(replace(found, count=count) for (_, found), count in findings.items()),
+            tuple(replace(found, count=count, at_least=not exact) for (_, found), (count, exact) in findings.items()),
             tuple(dict.fromkeys(errors)),
         )
 
     @property
     def reader(self) -> Reader | None:
         """The child's end, for a process that was forked off this one; None when nothing asks for children."""
-        return Reader(Path(self._folder.name)) if self._folder is not None else None
+        return Reader(self._folder) if self._folder is not None and self._users else None
 
 
 def _finding(values: dict[str, Any]) -> Finding:

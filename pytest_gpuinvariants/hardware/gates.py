@@ -20,8 +20,8 @@ def refusal_sm90(machine: Machine, capability: tuple[int, int] | None, or_newer:
         host_only: the marker's argument.
     """
     need = "SM 9.0 or newer" if or_newer else "SM 9.x"
-    if capability is None or machine.kind in (MachineKind.NONE, MachineKind.UNUSED):
-        return f"not verified: needs {need}; there is no GPU ({machine.why})"
+    if capability is None:
+        return f"not verified: needs {need}; {machine.absence}"
     has = f"{machine.label}, SM {capability[0]}.{capability[1]}"
     if not needs_sm90(capability, or_newer):
         return f"not verified: needs {need}; this is {has}"

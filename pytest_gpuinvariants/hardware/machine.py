@@ -44,6 +44,13 @@ class Machine:
     """What is simulated, for example ``h100x2``."""
 
     @property
+    def absence(self) -> str:
+        """Why there is no capability to speak of."""
+        if self.kind is MachineKind.UNUSED:
+            return f"no GPU was looked for ({self.why})"
+        return f"there is no GPU ({self.why})"
+
+    @property
     def header(self) -> str:
         """The line of the report's header."""
         capability = f" (SM {self.capability[0]}.{self.capability[1]})" if self.capability else ""

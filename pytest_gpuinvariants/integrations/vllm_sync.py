@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import ModuleType
+
+from pytest_gpuinvariants.integrations.after_import import after_import
 
 MODULE = "vllm.utils.gpu_sync_debug"
 REASON = "vLLM's gpu_sync_allowed()"
@@ -13,6 +16,14 @@ REASON = "vLLM's gpu_sync_allowed()"
 _lock = threading.Lock()
 _depth = 0
 _switched: list[ModuleType] = []
+_stop_waiting: Callable[[], None] | None = None
+
+
+def _switch() -> None:
+    module = sys.modules.get(MODULE)
+    if module is not None and getattr(module, "_SYNC_CHECK_MODE", "") is None:
+        module._SYNC_CHECK_MODE = "warn"  # type: ignore[attr-defined]
+        _switched.append(module)
 
 
 def enter() -> None:
@@ -20,21 +31,26 @@ def enter() -> None:
 
     Its check is not switched on by this: that needs ``enable_gpu_sync_check()`` too.
     """
-    global _depth
-    module = sys.modules.get(MODULE)
+    global _depth, _stop_waiting
     with _lock:
         _depth += 1
-        if module is not None and getattr(module, "_SYNC_CHECK_MODE", "") is None:
-            module._SYNC_CHECK_MODE = "warn"  # type: ignore[attr-defined]
-            _switched.append(module)
+        if MODULE in sys.modules:
+            _switch()
+        elif _stop_waiting is None:
+            _stop_waiting = after_import(MODULE, _switch)
 
 
 def leave() -> None:
     """Put vLLM's mode back, when the last region is left."""
-    global _depth
+    global _depth, _stop_waiting
     with _lock:
         _depth -= 1
-        while _switched and not _depth:
+        if _depth:
+            return
+        if _stop_waiting is not None:
+            _stop_waiting()
+            _stop_waiting = None
+        while _switched:
             _switched.pop()._SYNC_CHECK_MODE = None  # type: ignore[attr-defined]
 
 

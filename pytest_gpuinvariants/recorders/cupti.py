@@ -47,12 +47,8 @@ def _libcupti() -> str:
     raise RecorderUnavailableError("torch has loaded no libcupti (it is built without its profiler)")
 
 
-def holder(named: str) -> str:
-    """Who holds CUPTI, as well as can be known.
-
-    Args:
-        named: what CUPTI itself says, possibly nothing.
-    """
+def _injected_tool() -> str | None:
+    """The tool that has put a library of its own into this process."""
     libraries = [Path(path).name for path in mapped_libraries()]
     for part, tool in _TOOLS.items():
         if any(part in name for name in libraries):
@@ -60,10 +56,21 @@ def holder(named: str) -> str:
     for variable in _INJECTION_VARIABLES:
         if path := os.environ.get(variable):
             return f"the tool that {variable}={path} injects"
+    return None
+
+
+def holder(named: str) -> str:
+    """Who holds CUPTI, as well as can be known.
+
+    Args:
+        named: what CUPTI itself says, possibly nothing.
+    """
+    if tool := _injected_tool():
+        return tool
     torch = sys.modules.get("torch")
     if torch is not None and torch.autograd._profiler_enabled():
         return "torch.profiler, which is running"
-    if _UNNAMED not in named:
+    if named and _UNNAMED not in named:
         return named
     return "torch.profiler, which keeps it from its first run to the end of the process: profile in another one"
 
@@ -91,9 +98,8 @@ class CuptiRecorder:
             problem = ctypes.c_char_p()
             cupti, cuda = self._libraries or (_libcupti(), "libcuda.so.1")
             if library.gi_cupti_open(os.fsencode(cupti), os.fsencode(cuda), ctypes.byref(problem)):
-                raise RecorderUnavailableError(
-                    f"CUPTI can not be used: {(problem.value or b'').decode(errors='replace')}"
-                )
+                why = (problem.value or b"a function is missing").decode(errors="replace")
+                raise RecorderUnavailableError(f"CUPTI can not be used: {why}")
             library.gi_cupti_start.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
             self._library = library
         return self._library
@@ -110,7 +116,10 @@ class CuptiRecorder:
             self._hearing.end()
             if error == _HELD:
                 raise RecorderUnavailableError(f"CUPTI is held by {holder(name.value.decode(errors='replace'))}")
-            raise RecorderUnavailableError(f"CUPTI refuses to report calls (error {error}); {holder('')} may be why")
+            tool = _injected_tool()
+            raise RecorderUnavailableError(
+                f"CUPTI refuses to report calls (error {error}){f': {tool} is in this process' if tool else ''}"
+            )
 
     def settle(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextvars import ContextVar
 from enum import IntEnum, IntFlag
 from pathlib import Path
 from types import CodeType, FrameType
@@ -60,7 +61,7 @@ class NativeEvent(ctypes.Structure):
 
 
 _SOURCES = Path(__file__).parent / "csrc"
-_MOST_NAMED = 4096
+_MOST_NAMED = 4096  # as in hearing.c
 _PYTHON_FUNCTIONS = (
     "PyGILState_Check",
     "PyGILState_Ensure",
@@ -203,6 +204,7 @@ class Hearing:
         self._named: dict[int, Again] = {}
         # The C side tells places apart by the addresses of their code, so those must stay in use.
         self._codes: set[CodeType] = set()
+        self._variable: ContextVar[int] | None = None
         self._bound = self._receive
         self._keys = (ctypes.c_uint64 * _MOST_NAMED)()
         self._counts = (ctypes.c_uint64 * _MOST_NAMED)()
@@ -226,6 +228,7 @@ class Hearing:
         self._library.gi_hearing_open(
             ctypes.byref(_PYTHON), ctypes.py_object(self._bound), ctypes.c_void_p(id(pytest_pyfunc_call.__code__))
         )
+        self._depend_on(vllm_sync.variable())
         self._sink = sink
         if copies:
             torch_copies.install(self._library)
@@ -238,7 +241,7 @@ class Hearing:
             return
         self._library.gi_tell_aside()  # what this thread has not told yet
         named, self._named = self._named, {}
-        taken = self._library.gi_take_counts(self._keys, self._counts, ctypes.c_size_t(_MOST_NAMED))
+        taken = self._library.gi_take_counts(self._keys, self._counts)
         self._codes.clear()
         for index in range(taken):
             key = self._keys[index]
@@ -251,12 +254,23 @@ class Hearing:
         Raises:
             RuntimeError: a call could not be told, since ``begin``.
         """
-        self.settle()
+        try:
+            self.settle()
+        except BaseException as error:
+            self._failure = error
         torch_copies.remove()
+        if self._library is not None:
+            self._depend_on(None)
         self._sink = None
         failure, self._failure = self._failure, None
         if failure is not None:
             raise RuntimeError("a CUDA call could not be told") from failure
+
+    def _depend_on(self, variable: ContextVar[int] | None) -> None:
+        assert self._library is not None
+        if variable is not self._variable:
+            self._library.gi_depend_on(None if variable is None else ctypes.py_object(variable))
+            self._variable = variable
 
     def _receive(self, key: int, address: int) -> None:
         try:
@@ -276,7 +290,6 @@ class Hearing:
             self._codes.add(frame.f_code)
             frame = frame.f_back
         assert self._library is not None
-        variable = vllm_sync.variable()
-        self._library.gi_depend_on(None if variable is None else ctypes.py_object(variable))
+        self._depend_on(vllm_sync.variable())  # vLLM may have been imported meanwhile
         self._named[key] = again
         self._library.gi_name(ctypes.c_uint64(key))

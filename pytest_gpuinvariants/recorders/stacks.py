@@ -9,8 +9,10 @@ from types import FrameType
 from pytest_gpuinvariants.events import Frame, Stack, Thread
 
 _OWN = "pytest_gpuinvariants"
-# What runs the test, outside of it.
-_RUNNERS = ("_pytest", "pluggy", "pytest", "threading", "multiprocessing", "runpy", "unittest", "xdist", "execnet")
+# What calls the test, and everything outside of it.
+_RUNNERS = ("_pytest", "pluggy", "threading", "multiprocessing", "doctest", "runpy")
+# In between, and of no help: what a test case or a mock calls a method through.
+_BETWEEN = ("unittest",)
 
 
 def _package(frame: FrameType) -> str:
@@ -22,6 +24,11 @@ def _is_own(frame: FrameType) -> bool:
     """Whether a frame is the plugin's machinery; the suites it ships are callers like any other."""
     name = str(frame.f_globals.get("__name__", ""))
     return name == _OWN or (name.startswith(f"{_OWN}.") and not name.startswith(f"{_OWN}.suites"))
+
+
+def _is_torch(frame: FrameType) -> bool:
+    """Whether a frame is torch's, or of code that torch.compile has generated."""
+    return _package(frame) == "torch" or frame.f_code.co_filename.startswith("<eval_with_key>")
 
 
 def capture(full: bool = False) -> Stack:
@@ -38,7 +45,7 @@ def capture(full: bool = False) -> Stack:
         frame = frame.f_back
     innermost = frame
     if not full:
-        while frame is not None and _package(frame) == "torch":
+        while frame is not None and _is_torch(frame):
             frame = frame.f_back
         if frame is None or _package(frame) in _RUNNERS:
             frame = innermost  # nothing but torch: a thread of its own, say
@@ -46,7 +53,7 @@ def capture(full: bool = False) -> Stack:
     while frame is not None:
         if not full and frames and _package(frame) in _RUNNERS:
             break
-        if full or not _is_own(frame):
+        if full or not (_is_own(frame) or _package(frame) in _BETWEEN):
             code = frame.f_code
             module = str(frame.f_globals.get("__name__", "?"))
             frames.append(Frame(module, code.co_qualname, code.co_filename, frame.f_lineno))

@@ -51,9 +51,9 @@ class Summary:
         self._simulated = simulated
 
     def add(self, report: pytest.TestReport) -> None:
-        """Count a report's verdict.  Only the phase that decides a test carries one."""
-        if report.when == "teardown":
-            return  # repeats the properties of the call
+        """Count a report's verdict: the last phase carries it."""
+        if report.when != "teardown":
+            return
         for name, value in report.user_properties:
             if name == verdicts.VERDICT:
                 self.verdicts[str(value)] += 1
@@ -85,7 +85,7 @@ class Summary:
     @property
     def unmatched(self) -> list[str]:
         """Exemptions that covered nothing in the whole run.  Without any verdict there was none to cover."""
-        if not self.verdicts:
+        if not any(not verdict.startswith(verdicts.NOT_VERIFIED) for verdict in self.verdicts):
             return []
         labels = dict.fromkeys([*self.allowed, *self.standing])
         return [label for label in labels if not self.allowed[label]]

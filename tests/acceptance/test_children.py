@@ -156,3 +156,126 @@ def test_a_childs_own_sitecustomize_still_runs(run: Run, pytester: pytest.Pytest
             subprocess.run([sys.executable, "-c", "assert customized"], check=True)
         """
     ).assert_outcomes(passed=1)
+
+
+def test_what_can_not_be_reached_is_not_verified(run: Run) -> None:
+    result = run(
+        """
+        import os
+        import subprocess
+        import sys
+        import pytest
+        from pytest_gpuinvariants import no_implicit_sync
+
+        @no_implicit_sync(children=True)
+        @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
+        def test_flags(flag): subprocess.run([sys.executable, flag, "-c", "pass"], check=True)
+
+        @no_implicit_sync(children=True)
+        def test_environment(): subprocess.run([sys.executable, "-c", "pass"], env={}, check=True)
+
+        @no_implicit_sync(children=True)
+        def test_no_python(): subprocess.run(["true"], env={}, check=True)
+
+        @no_implicit_sync(children=True)
+        def test_reached(): subprocess.run([sys.executable, "-c", "pass"], env={**os.environ}, check=True)
+        """,
+        "-rs",
+    )
+    result.assert_outcomes(skipped=4, passed=2)
+    result.stdout.fnmatch_lines(["*could not be policed: *: started with -I, which keeps it from the test's *"])
+    result.stdout.fnmatch_lines(["*could not be policed: *: started with an environment of its own*"])
+
+
+def test_a_server_that_outlives_its_test_is_policed_in_the_next_and_harmless_after(run: Run) -> None:
+    result = run(
+        """
+        import multiprocessing
+        from pytest_gpuinvariants import no_implicit_sync
+
+        def synchronize():
+            import torch
+            torch.cuda.synchronize()
+
+        def start():
+            process = multiprocessing.get_context("forkserver").Process(target=synchronize, name="forked")
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+
+        @no_implicit_sync(children=True)
+        def test_first(): start()
+
+        @no_implicit_sync(children=True)
+        def test_second(): start()
+
+        def test_unmarked(): start()
+        """
+    )
+    result.assert_outcomes(failed=2, passed=1)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_exemptions_hold_in_children(run: Run, pytester: pytest.Pytester, method: str) -> None:
+    pytester.makeini("[pytest]\ngpu_allowances = where=test_it.known; reason=upstream\n")
+    result = run(
+        f"""
+        import multiprocessing
+        from pytest_gpuinvariants import allow_sync, no_implicit_sync
+
+        def known():
+            import torch
+            torch.cuda.synchronize()
+
+        def allowed():
+            import torch
+            with allow_sync("reads back"):
+                torch.cuda.synchronize()
+
+        def start(target):
+            process = multiprocessing.get_context({method!r}).Process(target=target)
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+
+        @no_implicit_sync(children=True)
+        def test_by_the_ini_file(): start(known)
+
+        @no_implicit_sync(children=True)
+        def test_by_the_child(): start(allowed)
+        """
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_many_calls_of_a_child_are_counted(run: Run) -> None:
+    result = run(
+        """
+        import multiprocessing
+        import os
+        from pytest_gpuinvariants import no_implicit_sync
+
+        def many(die):
+            import torch
+            stream = torch.cuda.current_stream()
+            for _ in range(5000):
+                stream.synchronize()
+            if die:
+                os._exit(1)
+
+        def start(die):
+            process = multiprocessing.get_context("spawn").Process(target=many, args=(die,))
+            process.start()
+            process.join()
+
+        @no_implicit_sync(children=True)
+        def test_ends(): start(False)
+
+        @no_implicit_sync(children=True)
+        def test_dies(): start(True)
+        """
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        ["*until the stream is idle (5000 times)", "*until the stream is idle (at least 4096 times)"]
+    )

@@ -302,7 +302,10 @@ def test_a_tool_that_holds_cupti_is_named(
     fake.library.fake_hold(b"CUPTI for SomeTool")
     with pytest.raises(RecorderUnavailableError, match="CUPTI is held by CUPTI for SomeTool"):
         listen()
-    fake.library.fake_hold(b"CUPTI for <not provided>")
+    for nameless in (b"", b"CUPTI for <not provided>"):
+        fake.library.fake_hold(nameless)
+        with pytest.raises(RecorderUnavailableError, match=r"held by torch\.profiler"):
+            listen()
     with pytest.raises(RecorderUnavailableError, match=r"torch\.profiler"):
         listen()
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/tool.so")
@@ -313,9 +316,12 @@ def test_a_tool_that_holds_cupti_is_named(
     recorder.stop()
 
 
-def test_a_cupti_that_refuses_is_not_silent(fake: FakeCuda, listen: Listen) -> None:
+def test_a_cupti_that_refuses_is_not_silent(fake: FakeCuda, listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.library.fake_refuse(14)
-    with pytest.raises(RecorderUnavailableError, match="error 14"):
+    with pytest.raises(RecorderUnavailableError, match=r"error 14\)$"):
+        listen()
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/tool.so")
+    with pytest.raises(RecorderUnavailableError, match=r"error 14\): the tool that CUDA_INJECTION64_PATH"):
         listen()
 
 

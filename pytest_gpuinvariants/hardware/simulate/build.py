@@ -9,24 +9,23 @@ logged, so that a missing call is named instead of crashing.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from filelock import FileLock
+from pytest_gpuinvariants.hardware import native_build
+from pytest_gpuinvariants.hardware.native_build import NativeBuildError, cache_root
+
+__all__ = ["SimulatorBuildError", "SimulatorLibraries", "build", "cache_root", "find_compiler", "find_headers"]
 
 SOURCES = Path(__file__).parent / "csrc"
+_SHARED = Path(__file__).parents[2] / "recorders" / "csrc" / "native_event.h"  # the event, as recorders read it
+_PURPOSE = "the simulated CUDA runtime"
 _CORE = ("memory", "copy", "handles", "stream", "event", "graph", "log", "report", "device")
-_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
 _HEADERS = ("cuda.h", "cuda_runtime_api.h", "driver_types.h")
 _TOOLKIT = Path("/usr/local/cuda")
 _NVML_NAMES = SOURCES / "nvml_names.txt"  # NVML has no header in the wheels
@@ -34,8 +33,8 @@ _NOT_SUPPORTED, _NVML_NOT_SUPPORTED, _CUBLAS_NOT_SUPPORTED = 801, 3, 15
 _CORE_LIBRARY = "libgpuinvariants_core.so"
 
 
-class SimulatorBuildError(RuntimeError):
-    """The simulated runtime can not be built here; the message names the remedy."""
+SimulatorBuildError = NativeBuildError
+"""The simulated runtime can not be built here; the message names the remedy."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,6 @@ class SimulatorLibraries:
             self.folder / "libcuda.so.1",
             self.folder / "libnvidia-ml.so.1",
         )
-
-
-def cache_root() -> Path:
-    """The user's cache folder for this plugin (``XDG_CACHE_HOME`` is honoured)."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "pytest-gpuinvariants"
 
 
 def torch_cuda_major() -> int | None:
@@ -132,23 +125,12 @@ def find_headers() -> Path:
 
 
 def find_compiler() -> list[str]:
-    """The C compiler to run: ``$CC``, else gcc, cc or clang.
+    """The C compiler to run.
 
     Raises:
         SimulatorBuildError: there is none.
     """
-    if named := os.environ.get("CC"):
-        command = shlex.split(named)
-        if command and shutil.which(command[0]):
-            return command
-        raise SimulatorBuildError(f"CC={named} names no program: unset it, or name a C compiler")
-    for candidate in ("gcc", "cc", "clang"):
-        if found := shutil.which(candidate):
-            return [found]
-    raise SimulatorBuildError(
-        "the simulated CUDA runtime needs a C compiler and there is none on PATH: apt-get install gcc libc6-dev, "
-        "or set CC"
-    )
+    return native_build.find_compiler(_PURPOSE)
 
 
 def cuda_version(headers: Path) -> int:
@@ -181,12 +163,7 @@ def _stubs(names: set[str], error: int, remember: str = "") -> str:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise SimulatorBuildError(
-            f"compiling the simulated CUDA runtime failed (exit {result.returncode}):\n"
-            f"{shlex.join(command)}\n{result.stderr.strip()}"
-        )
+    native_build.compile_sources(command, folder, _PURPOSE)
 
 
 def _cublas_headers(headers: Path) -> Path | None:
@@ -236,7 +213,7 @@ def _includes(headers: Path) -> list[str]:
 
 
 def _compile(folder: Path, headers: Path, compiler: list[str], major: int) -> None:
-    base = [*compiler, *_FLAGS, "-shared", *_includes(headers)]
+    base = [*compiler, *native_build.FLAGS, "-shared", f"-I{_SHARED.parent}", *_includes(headers)]
     link = ["-L.", f"-l:{_CORE_LIBRARY}", "-Wl,-rpath,$ORIGIN", "-ldl"]
 
     def sources(*names: str) -> list[str]:
@@ -274,13 +251,10 @@ def _compile(folder: Path, headers: Path, compiler: list[str], major: int) -> No
 
 def content_hash(headers: Path, compiler: list[str]) -> str:
     """Identity of a build: the C source, this file, the headers and the compiler's command."""
-    digest = hashlib.sha256(shlex.join(compiler).encode())
-    inputs = [*sorted(SOURCES.iterdir()), Path(__file__), *(headers / name for name in _HEADERS)]
+    inputs = [*sorted(SOURCES.iterdir()), _SHARED, Path(__file__), *(headers / name for name in _HEADERS)]
     if cublas := _cublas_headers(headers):
         inputs += [cublas / "cublas_api.h", cublas / "cublasLt.h"]
-    for path in inputs:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:20]
+    return native_build.content_hash(compiler, inputs)
 
 
 def build(cache: Path | None = None) -> SimulatorLibraries:
@@ -298,19 +272,8 @@ def build(cache: Path | None = None) -> SimulatorLibraries:
     headers, compiler = find_headers(), find_compiler()
     version = cuda_version(headers)
     root = cache if cache is not None else cache_root() / "simulate"
-    target = root / content_hash(headers, compiler)
-    libraries = SimulatorLibraries(target, version)
-    if target.is_dir():
-        return libraries
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):
-            if not target.is_dir():
-                with tempfile.TemporaryDirectory(dir=root, prefix="building-") as scratch:
-                    done = Path(scratch) / "done"
-                    done.mkdir()
-                    _compile(done, headers, compiler, version // 1000)
-                    done.rename(target)
-    except OSError as error:
-        raise SimulatorBuildError(f"the cache folder {root} can not be used ({error}): set XDG_CACHE_HOME") from error
-    return libraries
+
+    def produce(folder: Path) -> None:
+        _compile(folder, headers, compiler, version // 1000)
+
+    return SimulatorLibraries(native_build.cached(root, content_hash(headers, compiler), produce), version)

@@ -12,35 +12,24 @@ import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag
 
 from pytest_gpuinvariants.hardware.profiles import Profile
 from pytest_gpuinvariants.hardware.simulate.build import SimulatorLibraries, build
+from pytest_gpuinvariants.recorders.native import EventClass, MemoryKind, NativeEvent
+
+__all__ = [
+    "EventClass",
+    "MemoryKind",
+    "SimulatedCall",
+    "SimulatedRuntime",
+    "SimulatorTooLateError",
+    "open_runtime",
+    "opened",
+]
 
 
 class SimulatorTooLateError(RuntimeError):
     """CUDA libraries are loaded already, so the simulated ones can not take their place."""
-
-
-class MemoryKind(IntEnum):
-    """What the driver knows about an address; the values are the C source's."""
-
-    WILD = -1
-    PAGEABLE = 0
-    PINNED = 1
-    DEVICE = 2
-    REGISTERED = 3
-
-
-class EventClass(IntFlag):
-    """Classes of calls that a listener can ask for; the values are the C source's."""
-
-    SYNC = 1
-    COPY_STALL = 2
-    COPY_ASYNC = 4
-    ALLOC = 8
-    LAUNCH = 16
-    TORCH_LAUNCH = 32
 
 
 _NOTHING = EventClass(0)
@@ -65,26 +54,7 @@ class _CProfile(ctypes.Structure):
     ]
 
 
-class _CEvent(ctypes.Structure):
-    _fields_ = [
-        ("api", ctypes.c_char_p),
-        ("kernel", ctypes.c_char_p),
-        ("library", ctypes.c_char_p),
-        ("bytes", ctypes.c_uint64),
-        ("rows", ctypes.c_uint64),
-        ("stream", ctypes.c_uint64),
-        ("thread", ctypes.c_uint64),
-        ("event_class", ctypes.c_int32),
-        ("destination", ctypes.c_int32),
-        ("source", ctypes.c_int32),
-        ("blocking", ctypes.c_int32),
-        ("device", ctypes.c_int32),
-        ("capturing", ctypes.c_int32),
-        ("result", ctypes.c_int32),
-    ]
-
-
-_LISTENER = ctypes.CFUNCTYPE(None, ctypes.POINTER(_CEvent))
+_LISTENER = ctypes.CFUNCTYPE(None, ctypes.POINTER(NativeEvent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +81,7 @@ class SimulatedCall:
     library: str
 
 
-def _read(event: _CEvent) -> SimulatedCall:
+def _read(event: NativeEvent) -> SimulatedCall:
     return SimulatedCall(
         api=event.api.decode(),
         event_class=EventClass(event.event_class),
@@ -183,7 +153,7 @@ class SimulatedRuntime:
         if callback is not None:
             self._core.sim_listen(ctypes.cast(self._listener, ctypes.c_void_p), int(classes))
 
-    def _receive(self, event: ctypes._Pointer[_CEvent]) -> None:
+    def _receive(self, event: ctypes._Pointer[NativeEvent]) -> None:
         callback = self._callback
         if callback is not None:
             callback(_read(event.contents))

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -26,16 +27,13 @@ static void *hears;          /* the Python function */
 static const void *outermost; /* code below which frames do not matter: what runs the test */
 static void *state;           /* a context variable on whose value a finding depends, or NULL */
 
-static void unwind_once(void) {
-  void *frame;
-  backtrace(&frame, 1); /* loads the unwinder, which must not happen inside a CUDA call */
-}
+static void prepare_for_allocator(void);
 
 EXPORT void gi_hearing_open(const python_functions *functions, void *function, const void *stop_at) {
   python = *functions;
   hears = function;
   outermost = stop_at;
-  unwind_once();
+  prepare_for_allocator();
 }
 
 /* NULL: there is none. */
@@ -89,11 +87,13 @@ static uint64_t key_of_place(uint64_t key) {
 
 /* ---- keys that Python has named -------------------------------------------------------------------- */
 
-#define ROOM 8192 /* a power of two, twice of what Python names at most */
+#define MOST_NAMED 4096
+#define ROOM (2 * MOST_NAMED) /* a power of two */
 
 static struct {
   uint64_t key, count; /* key 0: a free place */
 } named[ROOM];
+static size_t taken_places[MOST_NAMED], taken_count;
 
 static size_t place_of(uint64_t key) {
   size_t at = (size_t)key % ROOM;
@@ -101,17 +101,25 @@ static size_t place_of(uint64_t key) {
   return at;
 }
 
-EXPORT void gi_name(uint64_t key) { named[place_of(key)].key = key; }
+EXPORT void gi_name(uint64_t key) {
+  size_t at = place_of(key);
+  if (named[at].key || taken_count == MOST_NAMED) return;
+  named[at].key = key;
+  taken_places[taken_count++] = at;
+}
 
-/* Take the calls that were only counted: keys and counts of at most `most`, their number.  All names are forgotten. */
-EXPORT size_t gi_take_counts(uint64_t *keys, uint64_t *counts, size_t most) {
+/* Take the calls that were only counted, MOST_NAMED keys and counts at most; their number.  All names are forgotten. */
+EXPORT size_t gi_take_counts(uint64_t *keys, uint64_t *counts) {
   size_t taken = 0;
-  for (size_t i = 0; i < ROOM; i++) {
-    if (!named[i].count || taken == most) continue;
-    keys[taken] = named[i].key;
-    counts[taken++] = named[i].count;
+  for (size_t i = 0; i < taken_count; i++) {
+    size_t at = taken_places[i];
+    if (named[at].count) {
+      keys[taken] = named[at].key;
+      counts[taken++] = named[at].count;
+    }
+    named[at].key = named[at].count = 0;
   }
-  memset(named, 0, sizeof named);
+  taken_count = 0;
   return taken;
 }
 
@@ -195,16 +203,65 @@ static void set_aside(const gi_event *event) {
   if (aside.count == 1 && gettid() == getpid()) python.Py_AddPendingCall(tell_aside_soon, NULL);
 }
 
-/* Whether the allocator makes this call: libc10_cuda holds little else that waits. */
+#define ALLOCATOR "libc10_cuda"
+#define REACH (64 * 1024) /* of the native stack, in bytes, within which the caller of CUDA is */
+
+static struct {
+  uintptr_t start, size;
+} allocator; /* the address range of its library */
+
+static int find_allocator(struct dl_phdr_info *library, size_t size, void *unused) {
+  (void)size, (void)unused;
+  if (!strstr(library->dlpi_name, ALLOCATOR)) return 0;
+  uintptr_t end = 0;
+  for (int i = 0; i < library->dlpi_phnum; i++) {
+    uintptr_t last = library->dlpi_phdr[i].p_vaddr + library->dlpi_phdr[i].p_memsz;
+    if (library->dlpi_phdr[i].p_type == PT_LOAD && last > end) end = last;
+  }
+  allocator.start = library->dlpi_addr;
+  allocator.size = end;
+  return 1;
+}
+
+static uintptr_t stack_end(void) {
+  static _Thread_local uintptr_t end;
+  pthread_attr_t attributes;
+  if (!end && !pthread_getattr_np(pthread_self(), &attributes)) {
+    void *start;
+    size_t size;
+    if (!pthread_attr_getstack(&attributes, &start, &size)) end = (uintptr_t)start + size;
+    pthread_attr_destroy(&attributes);
+  }
+  return end;
+}
+
+/* Whether an address of the allocator's library is on the stack, be it left over from an earlier call. */
+static int allocator_may_call(void) {
+  if (!allocator.size) return 0;
+  const uintptr_t *at = __builtin_frame_address(0), *end = (const uintptr_t *)stack_end();
+  if (end - at > (ptrdiff_t)(REACH / sizeof *at)) end = at + REACH / sizeof *at;
+  int found = 0;
+  for (; at < end; at++) found |= *at - allocator.start < allocator.size;
+  return found;
+}
+
+/* Whether the allocator makes this call.  Its library holds little else that waits. */
 static int by_allocator(void) {
+  if (!allocator_may_call()) return 0; /* unwinding takes long */
   void *frames[DEPTH];
   int count = backtrace(frames, DEPTH);
   for (int i = 0; i < count; i++) {
     Dl_info info;
-    if (!dladdr(frames[i], &info) || !info.dli_fname || !strstr(info.dli_fname, "libc10_cuda")) continue;
-    return !info.dli_sname || !strstr(info.dli_sname, "device_synchronize");
+    if ((uintptr_t)frames[i] - allocator.start >= allocator.size) continue;
+    return !dladdr(frames[i], &info) || !info.dli_sname || !strstr(info.dli_sname, "device_synchronize");
   }
   return 0;
+}
+
+static void prepare_for_allocator(void) {
+  void *frame;
+  backtrace(&frame, 1); /* loads the unwinder, which must not happen inside a CUDA call */
+  if (!allocator.size) dl_iterate_phdr(find_allocator, NULL);
 }
 
 /* A gi_listener for calls that may come from inside the allocator. */

@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "native_event.h"
+
 #define SIM_MAX_DEVICES 16
 #define SIM_EXPORT __attribute__((visibility("default")))
 
@@ -28,37 +30,18 @@ typedef struct {
   uint64_t memory_bytes;
 } sim_profile;
 
-/* Kinds of memory, by what the driver knows about an address. */
-enum { SIM_PAGEABLE = 0, SIM_PINNED = 1, SIM_DEVICE = 2, SIM_REGISTERED = 3 };
-
-/* Classes of events; a listener names the ones it wants, the others cost one branch. */
+/* Events, as every native recorder hands them over. */
+enum { SIM_PAGEABLE = GI_PAGEABLE, SIM_PINNED = GI_PINNED, SIM_DEVICE = GI_DEVICE, SIM_REGISTERED = GI_REGISTERED };
 enum {
-  SIM_EVENT_SYNC = 1,        /* the host waits for a stream, an event or a device */
-  SIM_EVENT_COPY_STALL = 2,  /* a copy or fill that blocks, may block, or was refused by a capture */
-  SIM_EVENT_COPY_ASYNC = 4,  /* any other copy or memset */
-  SIM_EVENT_ALLOC = 8,       /* memory taken from or given back to the driver */
-  SIM_EVENT_LAUNCH = 16,     /* a kernel launched by anything but torch's own libraries */
-  SIM_EVENT_TORCH_LAUNCH = 32
+  SIM_EVENT_SYNC = GI_SYNC,
+  SIM_EVENT_COPY_STALL = GI_COPY_STALL,
+  SIM_EVENT_COPY_ASYNC = GI_COPY_ASYNC,
+  SIM_EVENT_ALLOC = GI_ALLOC,
+  SIM_EVENT_LAUNCH = GI_LAUNCH,
+  SIM_EVENT_TORCH_LAUNCH = GI_TORCH_LAUNCH
 };
-
-/* One call, as handed to the listener.  Mirrored by runtime.py (ctypes). */
-typedef struct {
-  const char *api;
-  const char *kernel;   /* launches only: the kernel's name */
-  const char *library;  /* launches only: the file the kernel came from */
-  uint64_t bytes;
-  uint64_t rows;        /* of a pitched (2D, 3D) copy; 1 for a linear one */
-  uint64_t stream;
-  uint64_t thread;      /* native id */
-  int32_t event_class;
-  int32_t destination, source; /* kinds of memory */
-  int32_t blocking;     /* the call has no asynchronous form of this name */
-  int32_t device;
-  int32_t capturing;
-  int32_t result;       /* the CUDA error the call returns */
-} sim_event;
-
-typedef void (*sim_listener)(const sim_event *event);
+typedef gi_event sim_event;
+typedef gi_listener sim_listener;
 
 /* Set up and observation, called from Python before torch is imported. */
 int sim_configure(const sim_profile *profiles, int count, int driver_version);

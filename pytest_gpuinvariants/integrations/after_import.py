@@ -1,0 +1,61 @@
+"""Run something once a module has been imported, whoever imports it and whenever."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _Calling(Loader):
+    def __init__(self, loader: Loader, finder: _Waiting) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._finder.imported()
+
+
+class _Waiting(MetaPathFinder):
+    """Finds nothing, but stands in the way when the module is looked for."""
+
+    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+        self._name = name
+        self._callback: Callable[[], None] | None = callback
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name or self._callback is None or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Calling(spec.loader, self)
+        return spec
+
+    def imported(self) -> None:
+        if self._callback is not None:
+            self._callback()
+
+    def cancel(self) -> None:
+        self._callback = None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+def after_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call ``callback`` when a module has been imported; the result calls that off.
+
+    Not for a module that is imported already: ask ``sys.modules`` first.
+    """
+    waiting = _Waiting(name, callback)
+    sys.meta_path.insert(0, waiting)
+    return waiting.cancel
