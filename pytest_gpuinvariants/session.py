@@ -11,7 +11,7 @@ import pytest
 from pytest_gpuinvariants import markers, scan, settings
 from pytest_gpuinvariants.allowances import Allowance, Exemption
 from pytest_gpuinvariants.children.channel import Setup
-from pytest_gpuinvariants.children.child import police
+from pytest_gpuinvariants.children.child import police, tell_unpoliced
 from pytest_gpuinvariants.children.parent import Children
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.hardware.machine import Machine, MachineError, MachineKind, choose
@@ -108,8 +108,12 @@ def _forked() -> None:
             continue
         reader = run.children.reader
         run.monitor.forget()
-        if reader is not None:
+        if reader is None:
+            continue
+        if run.monitor.recorder.follows_forks:
             police(run.monitor, reader)
+        else:
+            tell_unpoliced(reader, f"it was forked, where {run.monitor.recorder.name} can not follow")
 
 
 def _simulated(run: Run) -> None:

@@ -221,3 +221,16 @@ def test_values_survive_both_directions() -> None:
     with no_implicit_sync():
         back.copy_(values.to("cuda", non_blocking=True), non_blocking=True)
     assert torch.equal(back, values)
+
+
+def test_generated_code_is_told_apart_by_its_lines() -> None:
+    """Code objects that are equal, made and dropped again and again: each call is still of its own line."""
+    stream = torch.cuda.current_stream()
+    lines, times = 20, 200
+    with no_implicit_sync() as region, allow_sync("counted") as allowance:
+        for index in range(lines * times):
+            source = "\n" * (index % lines) + "wait()\n"
+            exec(compile(source, f"<generated {index % lines}>", "exec"), {"wait": stream.synchronize})
+    assert region.tally.violations == ()
+    counts = {found.stack[0].line: found.count for found in allowance.calls.violations}
+    assert counts == dict.fromkeys(range(1, lines + 1), times)

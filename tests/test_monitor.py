@@ -19,6 +19,7 @@ class Fake:
     """A recorder that says what it was asked and hands over what a test makes up."""
 
     name = "fake"
+    follows_forks = True
 
     def __init__(self) -> None:
         self.log: list[str] = []

@@ -90,6 +90,12 @@ def exemptions(found: Finding) -> tuple[Allowance, ...]:
     return (Allowance(_VLLM),) if vllm_sync.allows() else ()
 
 
+def tell_unpoliced(reader: Reader, problem: str) -> None:
+    """Let the parent know that this process goes unpoliced, and its regions so unverified."""
+    armed = [one.region for one in reader.armed]
+    reader.write(error=f"{name_of_this_process()}: {problem}", armed=armed)
+
+
 def police(monitor: Monitor, reader: Reader) -> None:
     """Police this process, on all of its threads, for as long as it lives."""
     wanted = frozenset({Copy, Synchronization, Allocation})

@@ -79,6 +79,7 @@ class CuptiRecorder:
     """Turns calls of the real runtime and driver into events."""
 
     name = "CUPTI"
+    follows_forks = False  # a process keeps the CUPTI that it was forked with, which hears nothing there
 
     def __init__(self, full_stacks: bool = False, libraries: tuple[str, str] | None = None) -> None:
         """Prepare to record.

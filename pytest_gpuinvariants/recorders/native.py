@@ -203,7 +203,8 @@ class Hearing:
         self._failure: BaseException | None = None
         self._named: dict[int, Again] = {}
         # The C side tells places apart by the addresses of their code, so those must stay in use.
-        self._codes: set[CodeType] = set()
+        # By identity: equal code at another address is another place.
+        self._codes: dict[int, CodeType] = {}
         self._variable: ContextVar[int] | None = None
         self._bound = self._receive
         self._keys = (ctypes.c_uint64 * _MOST_NAMED)()
@@ -287,7 +288,7 @@ class Hearing:
         if len(self._named) >= _MOST_NAMED:
             self.settle()
         while frame is not None:
-            self._codes.add(frame.f_code)
+            self._codes[id(frame.f_code)] = frame.f_code
             frame = frame.f_back
         assert self._library is not None
         self._depend_on(vllm_sync.variable())  # vLLM may have been imported meanwhile

@@ -30,6 +30,11 @@ class Recorder(Protocol):
         """Short name for reports, for example ``simulator``."""
         ...
 
+    @property
+    def follows_forks(self) -> bool:
+        """Whether it can record in a process that was forked off this one."""
+        ...
+
     def start(self, sink: Sink, wanted: frozenset[type[ApiCall]]) -> None:
         """Hand events of the ``wanted`` types to ``sink``; those that can not matter may be left out.
 

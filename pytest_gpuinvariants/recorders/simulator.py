@@ -13,6 +13,7 @@ class SimulatorRecorder:
     """Turns calls of the simulated runtime into events."""
 
     name = "simulator"
+    follows_forks = True
 
     def __init__(self, runtime: SimulatedRuntime, full_stacks: bool = False) -> None:
         self._runtime = runtime

@@ -61,10 +61,15 @@ WAYS = """
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_findings_of_children_come_back_with_their_process_named(run: Run, workers: tuple[str, ...]) -> None:
-    result = run(WAYS, *workers)
-    result.assert_outcomes(failed=6, passed=2)
+    result = run(WAYS, "-W", "ignore:This process:DeprecationWarning", *workers)
     printed = text(result)
-    for name in ("worker-spawn", "worker-fork", "worker-forkserver", "doomed", "in-region", "python"):
+    names = ["worker-spawn", "worker-forkserver", "doomed", "in-region", "python"]
+    if "gpu: real" in printed:  # CUPTI does not follow a fork, which is told
+        result.assert_outcomes(failed=5, passed=2, skipped=1)
+    else:
+        result.assert_outcomes(failed=6, passed=2)
+        names.append("worker-fork")
+    for name in names:
         assert f"  process: {name} (pid " in printed
     result.stdout.fnmatch_lines(["*cudaDeviceSynchronize: blocks until the device is idle (2 times)*"])
     assert "process: free" not in printed
@@ -112,8 +117,8 @@ def test_what_is_before_the_region_is_not_policed_but_reached(run: Run) -> None:
 
 
 def test_vllms_general_plugins_join(run: Run) -> None:
-    # A child whose torch was loaded without the hook joins when vLLM loads its plugins: too late for a
-    # simulated card, which is told instead of passing.
+    # A child whose torch was loaded without the hook joins when vLLM loads its plugins: in time on a real
+    # GPU, too late for a simulated card, which is told instead of passing.
     result = run(
         """
         import subprocess
@@ -125,6 +130,9 @@ def test_vllms_general_plugins_join(run: Run) -> None:
         sys.meta_path = [finder for finder in sys.meta_path if type(finder).__name__ != "_Waiting"]
         from vllm.plugins import load_general_plugins
         load_general_plugins()
+        import torch
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         '''
 
         @no_implicit_sync(children=True)
@@ -245,7 +253,10 @@ def test_exemptions_hold_in_children(run: Run, pytester: pytest.Pytester, method
         def test_by_the_child(): start(allowed)
         """
     )
-    result.assert_outcomes(passed=2)
+    if "gpu: real" in text(result) and method == "fork":
+        result.assert_outcomes(skipped=2)
+    else:
+        result.assert_outcomes(passed=2)
 
 
 def test_many_calls_of_a_child_are_counted(run: Run) -> None:

@@ -27,11 +27,12 @@ HEAD = """
 
 
 def verdicts(path: Path) -> dict[str, list[str]]:
-    """The verdicts of each test, from a JUnit file."""
+    """The verdicts of each test, without the hardware, from a JUnit file."""
     found: dict[str, list[str]] = {}
     for case in ElementTree.parse(path).iter("testcase"):
         here = found.setdefault(case.attrib["name"], [])
-        here += [one.attrib["value"] for one in case.iter("property") if one.attrib["name"].endswith("verdict")]
+        told = (one.attrib["value"] for one in case.iter("property") if one.attrib["name"].endswith("verdict"))
+        here += [verdict.rpartition(" on ")[0] for verdict in told]
     return found
 
 
@@ -65,7 +66,7 @@ def test_a_violation_on_another_thread_fails_the_test(run: Run) -> None:
 """
     )
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["2 violated on simulated H100"])
+    result.stdout.fnmatch_lines(["2 violated on *"])
 
 
 def test_a_violation_that_the_test_catches_is_not_verified(run: Run, pytester: pytest.Pytester) -> None:
@@ -83,7 +84,7 @@ def test_a_violation_that_the_test_catches_is_not_verified(run: Run, pytester: p
         "--junitxml=junit.xml",
     )
     result.assert_outcomes(passed=2)
-    caught = ["violated, and caught by the test, on simulated H100"]
+    caught = ["violated, and caught by the test,"]
     assert verdicts(pytester.path / "junit.xml") == {"test_expected": caught, "test_suppressed": caught}
 
 
@@ -110,10 +111,10 @@ def test_fixtures_of_every_scope_are_heard_to_the_end(run: Run, pytester: pytest
         "--junitxml=junit.xml",
     )
     result.assert_outcomes(passed=2, errors=2)
-    result.stdout.fnmatch_lines(["2 violated on simulated H100"])
+    result.stdout.fnmatch_lines(["2 violated on *"])
     result.stdout.fnmatch_lines(["ERROR test_it.py::test_policed_by_a_fixture - no_implicit_sync: test_it.py:*"])
     found = verdicts(pytester.path / "junit.xml")
-    assert {name: one[-1] for name, one in found.items()} == dict.fromkeys(found, "violated on simulated H100")
+    assert {name: one[-1] for name, one in found.items()} == dict.fromkeys(found, "violated")
     assert "verified on" not in text(result)
 
 
@@ -137,7 +138,7 @@ def test_a_skip_does_not_undo_what_was_done(run: Run) -> None:
 """
     )
     result.assert_outcomes(failed=1, xfailed=1, skipped=1)
-    result.stdout.fnmatch_lines(["2 violated on simulated H100", "1 not verified: nothing to do"])
+    result.stdout.fnmatch_lines(["2 violated on *", "1 not verified: nothing to do"])
 
 
 def test_markers_that_a_conftest_adds_are_checked_too(run: Run, pytester: pytest.Pytester) -> None:
@@ -195,10 +196,10 @@ def test_one_test_has_one_verdict_whatever_its_subtests(run: Run, pytester: pyte
         """,
         "--junitxml=junit.xml",
     )
-    result.stdout.fnmatch_lines(["1 violated on simulated H100", "1 verified on simulated H100"])
+    result.stdout.fnmatch_lines(["1 violated on simulated H100", "1 verified on *"])
     found = verdicts(pytester.path / "junit.xml")
-    assert found["test_clean"] == ["verified on simulated H100"]
-    assert found["test_faulty"] == ["violated on simulated H100"]
+    assert found["test_clean"] == ["verified"]
+    assert found["test_faulty"] == ["violated"]
 
 
 def test_a_rerun_starts_anew(run: Run, pytester: pytest.Pytester) -> None:
@@ -231,7 +232,7 @@ def test_a_rerun_starts_anew(run: Run, pytester: pytest.Pytester) -> None:
         "--junitxml=junit.xml",
     )
     result.assert_outcomes(passed=1)
-    assert verdicts(pytester.path / "junit.xml")["test_flaky"] == ["verified on simulated H100"]
+    assert verdicts(pytester.path / "junit.xml")["test_flaky"] == ["verified"]
 
 
 def test_a_failing_test_prints_its_tensors_without_computing_with_them(run: Run) -> None:
@@ -248,6 +249,8 @@ def test_a_failing_test_prints_its_tensors_without_computing_with_them(run: Run)
         """
     )
     result.assert_outcomes(failed=1)
+    if "gpu: simulated" not in text(result):
+        pytest.skip("a real card computes its values")
     result.stdout.fnmatch_lines(["*tensor(<values: kernels do not run on a simulated card>, device='cuda:0')*"])
 
 
