@@ -144,7 +144,9 @@ def test_vllms_general_plugins_join(run: Run) -> None:
     )
     if "gpu: real" in text(result):
         result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["no_implicit_sync: <string>:*: cudaDeviceSynchronize: *", "  process: python (pid *"])
+        result.stdout.fnmatch_lines(
+            ["no_implicit_sync: <string>:*: cudaDeviceSynchronize: *", "  process: python (pid *"]
+        )
         return
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*not verified: a child process could not be policed: python (pid *: the simulated *"])
