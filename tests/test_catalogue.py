@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpuinvariants import InvariantViolation, allow_sync, no_implicit_sync, session
+from pytest_gpuinvariants import InvariantViolation, allow_sync, no_implicit_sync
 
 if TYPE_CHECKING:
     import torch
@@ -20,12 +20,7 @@ else:
     torch = pytest.importorskip("torch")
 
 
-@pytest.fixture(autouse=True)
-def simulated_card() -> None:
-    """Everything here runs on the card that this pytest run simulates."""
-    if session.current().monitor is None:
-        pytest.skip(session.current().machine.header)
-    torch.ones(1, device="cuda").cpu()  # lazy initialisation is not what a case is about
+pytestmark = pytest.mark.usefixtures("card")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpuinvariants import InvariantViolation, allow_sync, no_implicit_sync, session
+from pytest_gpuinvariants import InvariantViolation, allow_sync, no_implicit_sync
 
 if TYPE_CHECKING:
     import torch
@@ -19,11 +19,7 @@ else:
     torch = pytest.importorskip("torch")
 
 
-@pytest.fixture(autouse=True)
-def simulated_card() -> None:
-    if session.current().monitor is None:
-        pytest.skip(session.current().machine.header)
-    torch.cuda.init()
+pytestmark = pytest.mark.usefixtures("card")
 
 
 def synchronize() -> None:
@@ -158,7 +154,7 @@ def test_a_context_manager_made_of_a_generator_polices_its_user() -> None:
 
 
 @pytest.fixture
-def armed() -> Iterator[None]:
+def armed(card: None) -> Iterator[None]:
     with no_implicit_sync():
         yield
 
