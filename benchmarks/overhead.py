@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING
 
 from pytest_gpuinvariants.events import Launch
 from pytest_gpuinvariants.hardware.machine import MachineKind, choose
+from pytest_gpuinvariants.hardware.simulate.runtime import opened
 from pytest_gpuinvariants.integrations import jit
 from pytest_gpuinvariants.invariants import host_only, no_implicit_sync
 from pytest_gpuinvariants.monitor import Monitor, Region
+from pytest_gpuinvariants.recorders.choice import make_recorder
 
 if TYPE_CHECKING:
     from suites.vllm_attention.harness import Planner
@@ -68,18 +70,12 @@ REGIONS: dict[str, Callable[[], Region]] = {
 def make_monitor(choice: str) -> tuple[Monitor, str]:
     """The recorder of this machine, before torch is imported, and the GPU's name."""
     machine = choose(choice, used=True)
-    if machine.kind is MachineKind.REAL:
-        from pytest_gpuinvariants.recorders.cupti import CuptiRecorder
-
-        return Monitor(CuptiRecorder()), machine.label
-    from pytest_gpuinvariants.hardware.simulate.runtime import opened
-    from pytest_gpuinvariants.recorders.simulator import SimulatorRecorder
-
-    runtime = opened()
-    if runtime is None:
+    simulated = machine.kind is MachineKind.SIMULATED
+    if not simulated and machine.kind is not MachineKind.REAL:
         raise SystemExit(f"nothing to measure on: {machine.why}")
-    os.environ.update(jit.simulated_environment(runtime.profile, runtime.libraries, os.environ))
-    return Monitor(SimulatorRecorder(runtime)), machine.label
+    if runtime := opened():
+        os.environ.update(jit.simulated_environment(runtime.profile, runtime.libraries, os.environ))
+    return Monitor(make_recorder(simulated)), machine.label
 
 
 @contextmanager

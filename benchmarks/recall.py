@@ -10,9 +10,6 @@ arm it.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -22,22 +19,10 @@ from typing import Any
 from benchmarks.overhead import armed, make_monitor
 from pytest_gpuinvariants.invariants import no_implicit_sync
 from pytest_gpuinvariants.monitor import Monitor
-from pytest_gpuinvariants.recorders.cupti import mapped_libraries
-from tests.conformance.operations import OPERATIONS, Action, Machine, Operation
-from tests.simulate.cuda import Cuda
+from tests.conformance.operations import OPERATIONS, Action, Operation, make_machine
 
 Peer = Callable[[Action], bool]
 """Runs an action, and says whether it was noticed."""
-
-
-def _machine(torch: Any, folder: Path) -> Machine:
-    runtime = next(path for path in mapped_libraries() if Path(path).name.startswith("libcudart.so"))
-    library = folder / "extension.so"
-    source = Path(__file__).parents[1] / "tests" / "conformance" / "extension.c"
-    compiler = os.environ.get("CC", "gcc")
-    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", library, source, runtime], check=True)
-    cuda = Cuda(ctypes.CDLL("libcuda.so.1"))
-    return Machine(torch, Cuda(ctypes.CDLL(runtime)), cuda, Cuda(ctypes.CDLL(str(library))))
 
 
 def _noticed(action: Action, words: tuple[str, ...]) -> bool:
@@ -100,9 +85,8 @@ def main() -> None:
     monitor, label = make_monitor(parser.parse_args().gpu)
     import torch
 
-    torch.ones(1, device="cuda")
     with tempfile.TemporaryDirectory() as folder:
-        machine = _machine(torch, Path(folder))
+        machine = make_machine(Path(folder))
         rows = [(one, wanted) for one in OPERATIONS if (wanted := expected(one)) is not None]
         actions = {operation.name: operation.prepare(machine) for operation, _ in rows}
         for action in actions.values():

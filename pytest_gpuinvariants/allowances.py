@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from packaging.requirements import InvalidRequirement, Requirement
 
 from pytest_gpuinvariants.findings import Finding, Tally
+from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.invariants.no_implicit_sync import KINDS, NAME
 from pytest_gpuinvariants.scopes import Scope
 
@@ -55,6 +56,10 @@ class Exemption:
         """The reason, and what the exemption is limited to."""
         limits = [f"{name}={value}" for name in ("kind", "api", "where") if (value := getattr(self, name)) is not None]
         return f"{self.reason} ({', '.join(limits)})" if limits else self.reason
+
+
+VLLM = Exemption(vllm_sync.REASON)
+"""What is inside one of vLLM's own allowed regions."""
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,6 @@ from pytest_gpuinvariants.invariants import host_only, no_implicit_sync
 from pytest_gpuinvariants.known_faults import KnownFault
 from pytest_gpuinvariants.monitor import Region
 from pytest_gpuinvariants.record import TestRecord
-from pytest_gpuinvariants.recorders.protocol import RecorderUnavailableError
 from pytest_gpuinvariants.report import verdicts
 from pytest_gpuinvariants.scopes import Scope
 
@@ -68,11 +67,7 @@ def _no_launches(run: session.Run) -> Iterator[None]:
     assert run.monitor is not None
     assert run.current is not None
     region = Region(host_only.NAME, frozenset({Launch}), host_only.check)
-    try:
-        run.monitor.enter(region)
-    except RecorderUnavailableError as error:
-        regions.skip(f"not verified: {error}")
-    run.current.armed(host_only.NAME)
+    regions.enter(run, region)
     try:
         yield
     finally:

@@ -69,26 +69,35 @@ class Policing:
     reach: ExitStack = field(default_factory=ExitStack)
 
 
+def enter(run: session.Run, region: Region) -> None:
+    """Arm a region, and enter its invariant in the test's record.
+
+    Raises:
+        pytest.skip.Exception: the recorder can not see the calls now, so nothing would be verified.
+    """
+    assert run.monitor is not None
+    try:
+        run.monitor.enter(region)
+    except RecorderUnavailableError as error:
+        skip(f"not verified: {error}")
+    if run.current is not None:
+        run.current.armed(region.invariant)
+
+
 def arm(run: session.Run, arguments: dict[str, object], scope: Scope) -> Policing:
     """Arm ``no_implicit_sync`` with a marker's arguments.
 
     Raises:
         pytest.skip.Exception: the recorder can not see the calls now, so nothing would be verified.
     """
-    assert run.monitor is not None
     chosen = settings.for_marker(run.config, run.settings, arguments, rule.NAME)
     options = rule.Options(chosen.kinds, chosen.pageable_threshold)
     policing = Policing(run, Region(rule.NAME, rule.wanted(options), rule.rule(options), scope), chosen.mode)
-    try:
-        run.monitor.enter(policing.region)
-    except RecorderUnavailableError as error:
-        skip(f"not verified: {error}")
+    enter(run, policing.region)
     vllm_sync.enter()
     if arguments.get("children"):
         policing.reach.enter_context(run.children.reached())
         policing.child_region = run.children.arm(options)
-    if run.current is not None:
-        run.current.armed(rule.NAME)
     return policing
 
 

@@ -8,20 +8,19 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from pytest_gpuinvariants import markers, scan, settings
-from pytest_gpuinvariants.allowances import Allowance, Exemption
+from pytest_gpuinvariants import allowances, environment, markers, scan, settings
+from pytest_gpuinvariants.allowances import Allowance
 from pytest_gpuinvariants.children.channel import Setup
-from pytest_gpuinvariants.children.child import police, tell_unpoliced
+from pytest_gpuinvariants.children.child import name_of_this_process, police
 from pytest_gpuinvariants.children.parent import Children
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.hardware.machine import Machine, MachineError, MachineKind, choose
 from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.monitor import Monitor
 from pytest_gpuinvariants.record import TestRecord
+from pytest_gpuinvariants.recorders.choice import make_recorder
 from pytest_gpuinvariants.report.summary import Summary
 from pytest_gpuinvariants.settings import Settings
-
-_VLLM = Exemption(vllm_sync.REASON)
 
 
 @dataclass(eq=False)
@@ -34,7 +33,7 @@ class Run:
     monitor: Monitor | None = None
     current: TestRecord | None = None
     summary: Summary = field(default_factory=Summary)
-    environment: dict[str, str | None] = field(default_factory=dict)
+    environment: environment.Before = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         simulated = self.machine.kind is MachineKind.SIMULATED
@@ -43,8 +42,8 @@ class Run:
     def exemptions(self, found: Finding) -> tuple[Allowance, ...]:
         """What the ini file and vLLM itself exempt a finding by, with the counts of the test under way."""
         exemptions = [one for one in self.settings.allowances if one.matches(found)]
-        if found.invariant == _VLLM.invariant and vllm_sync.allows():
-            exemptions.insert(0, _VLLM)
+        if allowances.VLLM.matches(found) and vllm_sync.allows():
+            exemptions.insert(0, allowances.VLLM)
         record = self.current or TestRecord()
         return tuple(record.covered_by(one) for one in exemptions)
 
@@ -63,7 +62,7 @@ class Run:
     @property
     def unverifiable(self) -> str | None:
         """Why no event-based invariant can be checked on this machine; None when it can."""
-        return None if self.monitor is not None else f"not verified: there is no GPU ({self.machine.why})"
+        return None if self.monitor is not None else f"not verified: {self.machine.absence}"
 
 
 _runs: list[Run] = []  # a stack: pytester runs a session inside a session
@@ -82,10 +81,11 @@ def start(config: pytest.Config) -> Run:
         raise pytest.UsageError(str(error)) from error
     run = Run(config, chosen, machine)
     run.summary.standing = tuple(exemption.label for exemption in chosen.allowances)
-    if machine.kind is MachineKind.SIMULATED:
+    simulated = machine.kind is MachineKind.SIMULATED
+    if simulated:
         _simulated(run)
-    elif machine.kind is MachineKind.REAL:
-        _real(run)
+    if simulated or machine.kind is MachineKind.REAL:
+        run.monitor = Monitor(make_recorder(simulated, chosen.full_stacks), run.exemptions)
     return run
 
 
@@ -113,37 +113,25 @@ def _forked() -> None:
         if run.monitor.recorder.follows_forks:
             police(run.monitor, reader)
         else:
-            tell_unpoliced(reader, f"it was forked, where {run.monitor.recorder.name} can not follow")
+            problem = f"it was forked, where {run.monitor.recorder.name} can not follow"
+            reader.tell_unpoliced(f"{name_of_this_process()}: {problem}")
 
 
 def _simulated(run: Run) -> None:
     # Imported here: runs without a simulated card pay nothing for it.
     from pytest_gpuinvariants.hardware.simulate.runtime import opened
     from pytest_gpuinvariants.integrations import jit
-    from pytest_gpuinvariants.recorders.simulator import SimulatorRecorder
 
     runtime = opened()
     assert runtime is not None
     variables = jit.simulated_environment(runtime.profile, runtime.libraries, os.environ)
-    run.environment = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    run.monitor = Monitor(SimulatorRecorder(runtime, run.settings.full_stacks), run.exemptions)
+    run.environment = environment.set_variables(variables)
     run.summary.watch(runtime)
-
-
-def _real(run: Run) -> None:
-    from pytest_gpuinvariants.recorders.cupti import CuptiRecorder
-
-    run.monitor = Monitor(CuptiRecorder(run.settings.full_stacks), run.exemptions)
 
 
 def stop(run: Run) -> None:
     """End a run and put its environment variables back.  A simulated GPU stays until the process ends."""
-    for name, value in run.environment.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    environment.restore(run.environment)
     run.children.close()
     if run in _runs:
         _runs.remove(run)

@@ -96,6 +96,10 @@ class Reader:
             self._armed = tuple(Armed(one["region"], tuple(one["kinds"]), one["pageable_threshold"]) for one in entries)
         return self._armed
 
+    def tell_unpoliced(self, problem: str) -> None:
+        """Let the parent know that a process goes unpoliced, so that what is armed now is not verified."""
+        self.write(error=problem, armed=[one.region for one in self.armed])
+
     def write(self, **line: object) -> None:
         """Add a line; it is in the file when this returns."""
         data = json.dumps({"pid": os.getpid(), **line}).encode() + b"\n"

@@ -8,14 +8,14 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pytest_gpuinvariants.allowances import Allowance, Exemption
+from pytest_gpuinvariants.allowances import VLLM, Allowance
 from pytest_gpuinvariants.children.channel import VARIABLE, Reader
 from pytest_gpuinvariants.events import Allocation, Copy, Event, Synchronization
 from pytest_gpuinvariants.findings import Finding, Tally
 from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.invariants import no_implicit_sync
 from pytest_gpuinvariants.monitor import Monitor, Region
-from pytest_gpuinvariants.recorders.protocol import Recorder
+from pytest_gpuinvariants.recorders.choice import make_recorder
 from pytest_gpuinvariants.scopes import Scope
 
 # Every call is written up to this many at one place, then each time that their number has doubled, and at the end.
@@ -82,18 +82,9 @@ def name_of_this_process() -> str:
     return f"{name} (pid {os.getpid()})"
 
 
-_VLLM = Exemption(vllm_sync.REASON)
-
-
 def exemptions(found: Finding) -> tuple[Allowance, ...]:
     """What exempts a finding in a child, besides its own ``allow_sync``."""
-    return (Allowance(_VLLM),) if vllm_sync.allows() else ()
-
-
-def tell_unpoliced(reader: Reader, problem: str) -> None:
-    """Let the parent know that this process goes unpoliced, and its regions so unverified."""
-    armed = [one.region for one in reader.armed]
-    reader.write(error=f"{name_of_this_process()}: {problem}", armed=armed)
+    return (Allowance(VLLM),) if vllm_sync.allows() else ()
 
 
 def police(monitor: Monitor, reader: Reader) -> None:
@@ -139,26 +130,12 @@ def join() -> None:
     if reader is None:
         return
     try:
-        policing = Monitor(_recorder(reader), exemptions)
+        policing = Monitor(make_recorder(reader.setup.simulate is not None, reader.setup.full_stacks), exemptions)
         police(policing, reader)
         _monitor = policing
     except Exception as error:
         # The child must run on as if nothing were there; the parent's test is not verified.
         reader.write(error=f"{name_of_this_process()}: {error}")
-
-
-def _recorder(reader: Reader) -> Recorder:
-    if reader.setup.simulate is None:
-        from pytest_gpuinvariants.recorders.cupti import CuptiRecorder
-
-        return CuptiRecorder(reader.setup.full_stacks)
-    from pytest_gpuinvariants.hardware.simulate.runtime import opened
-    from pytest_gpuinvariants.recorders.simulator import SimulatorRecorder
-
-    runtime = opened()
-    if runtime is None:
-        raise RuntimeError("the simulated card was not opened before torch was imported")
-    return SimulatorRecorder(runtime, reader.setup.full_stacks)
 
 
 def _has_a_run_of_its_own() -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_gpuinvariants.children import processes
 from pytest_gpuinvariants.children.channel import VARIABLE, Armed, Reader, Setup, Writer
+from pytest_gpuinvariants.environment import Before, restore, set_variables
 from pytest_gpuinvariants.events import Frame, Thread
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.invariants.no_implicit_sync import Options
@@ -38,7 +39,7 @@ class Children:
     _folder: Path | None = None
     _writer: Writer | None = None
     _owner: int = 0
-    _before: dict[str, str | None] = field(default_factory=dict)
+    _before: Before = field(default_factory=dict)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @contextmanager
@@ -52,7 +53,7 @@ class Children:
         finally:
             self._users -= 1
             if not self._users:
-                self._restore()
+                restore(self._before)
 
     def _announce(self) -> None:
         # One folder for the whole run: a fork server keeps the environment of the first test that used it.
@@ -63,15 +64,7 @@ class Children:
             processes.watch(self._unreachable)
         paths = filter(None, (str(_BOOTSTRAP), os.environ.get("PYTHONPATH")))
         variables = {VARIABLE: str(self._folder), "PYTHONPATH": os.pathsep.join(paths)}
-        self._before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-
-    def _restore(self) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._before = set_variables(variables)
 
     def close(self) -> None:
         """Remove the folder, in the process that made it."""
@@ -82,8 +75,8 @@ class Children:
 
     def _unreachable(self, problem: str) -> None:
         """A process is being started that will not find the channel."""
-        if self._users and self._folder is not None:
-            Reader(self._folder).write(error=problem, armed=[one.region for one in Reader(self._folder).armed])
+        if (reader := self.reader) is not None:
+            reader.tell_unpoliced(problem)
 
     def arm(self, options: Options) -> int:
         """Arm a region in all children; its number."""

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from enum import IntEnum, IntFlag
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 from _pytest.python import pytest_pyfunc_call
 
@@ -98,11 +99,11 @@ _CLASSES: dict[type[ApiCall], EventClass] = {
     Launch: EventClass.LAUNCH,
 }
 _MEMORY = {
-    -1: Memory.INVALID,
-    0: Memory.PAGEABLE,
-    1: Memory.PINNED,
-    2: Memory.DEVICE,
-    3: Memory.PINNED,
+    MemoryKind.WILD: Memory.INVALID,
+    MemoryKind.PAGEABLE: Memory.PAGEABLE,
+    MemoryKind.PINNED: Memory.PINNED,
+    MemoryKind.DEVICE: Memory.DEVICE,
+    MemoryKind.REGISTERED: Memory.PINNED,
 }
 
 
@@ -125,10 +126,8 @@ def build(name: str, sources: tuple[str, ...], cache: Path | None = None) -> Pat
         native_build.compile_sources([*command, "-o", library, *files, "-ldl"], folder, purpose)
 
     root = cache if cache is not None else native_build.cache_root() / name
-    return (
-        native_build.cached(root, native_build.content_hash([*command, *sources], sorted(_SOURCES.iterdir())), produce)
-        / library
-    )
+    identity = native_build.content_hash([*command, *sources], sorted(_SOURCES.iterdir()))
+    return native_build.cached(root, identity, produce) / library
 
 
 def classes_of(wanted: frozenset[type[ApiCall]]) -> EventClass:
@@ -141,52 +140,33 @@ def classes_of(wanted: frozenset[type[ApiCall]]) -> EventClass:
 
 def event_of(native: NativeEvent, full_stacks: bool = False) -> Event:
     """The event that a native call is; asked for on the calling thread, while the call is under way."""
-    api = native.api.decode()
-    thread, stack = stacks.current_thread(native.thread), stacks.capture(full_stacks)
-    stream, device, result = native.stream, native.device, native.result
-    capturing = bool(native.capturing)
+    call: dict[str, Any] = {
+        "api": native.api.decode(),
+        "thread": stacks.current_thread(native.thread),
+        "stack": stacks.capture(full_stacks),
+        "stream": native.stream,
+        "device": native.device,
+        "capturing": bool(native.capturing),
+        "result": native.result,
+    }
     event_class = native.event_class
     if event_class & EventClass.SYNC:
-        return Synchronization(
-            api=api, thread=thread, stack=stack, stream=stream, device=device, capturing=capturing, result=result
-        )
+        return Synchronization(**call)
     if event_class & EventClass.ALLOC:
-        return Allocation(
-            api=api,
-            thread=thread,
-            stack=stack,
-            device=device,
-            capturing=capturing,
-            result=result,
-            bytes=native.bytes,
-        )
+        return Allocation(**call, bytes=native.bytes)
     if event_class & (EventClass.LAUNCH | EventClass.TORCH_LAUNCH):
-        return Launch(
-            api=api,
-            thread=thread,
-            stack=stack,
-            stream=stream,
-            device=device,
-            capturing=capturing,
-            result=result,
-            kernel=(native.kernel or b"?").decode(errors="replace"),
-            library=(native.library or b"an unknown library").decode(errors="replace"),
-        )
+        kernel = (native.kernel or b"?").decode(errors="replace")
+        library = (native.library or b"an unknown library").decode(errors="replace")
+        return Launch(**call, kernel=kernel, library=library)
     source, destination = _MEMORY[native.source], _MEMORY[native.destination]
+    pageable = source is Memory.PAGEABLE or destination is Memory.PAGEABLE
     return Copy(
-        api=api,
-        thread=thread,
-        stack=stack,
-        stream=stream,
-        device=device,
-        capturing=capturing,
-        result=result,
+        **call,
         bytes=native.bytes,
         source=source,
         destination=destination,
         blocking=bool(native.blocking),
-        gapped=(source is Memory.PAGEABLE or destination is Memory.PAGEABLE)
-        and torch_copies.is_gapped(destination is Memory.DEVICE),
+        gapped=pageable and torch_copies.is_gapped(destination is Memory.DEVICE),
     )
 
 

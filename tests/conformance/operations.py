@@ -7,11 +7,15 @@ has run twice.  A finding is written ``kind:call`` or ``kind:call:direction``, o
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pytest_gpuinvariants.recorders.cupti import mapped_libraries
 from tests.simulate.cuda import D2D, D2H, DEFAULT, GLOBAL, H2D, RELAXED, Cuda, pageable
 
 Action = Callable[[], object]
@@ -30,6 +34,19 @@ class Machine:
     runtime: Cuda
     driver: Cuda
     extension: Cuda
+
+
+def make_machine(folder: Path) -> Machine:
+    """What operations work with on this machine; the extension is compiled into ``folder``."""
+    import torch
+
+    torch.ones(1, device="cuda")
+    runtime = next(path for path in mapped_libraries() if Path(path).name.startswith("libcudart.so"))
+    target = folder / "extension.so"
+    source = Path(__file__).parent / "extension.c"
+    compiler = os.environ.get("CC", "gcc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", target, source, runtime], check=True)
+    return Machine(torch, Cuda(ctypes.CDLL(runtime)), Cuda(ctypes.CDLL("libcuda.so.1")), Cuda(ctypes.CDLL(str(target))))
 
 
 @dataclass(frozen=True)

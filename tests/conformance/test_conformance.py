@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +10,8 @@ from pytest_gpuinvariants import session
 from pytest_gpuinvariants.events import Launch
 from pytest_gpuinvariants.invariants import host_only, no_implicit_sync
 from pytest_gpuinvariants.monitor import Monitor, Region
-from pytest_gpuinvariants.recorders.cupti import mapped_libraries
 from pytest_gpuinvariants.scopes import Scope
-from tests.conformance.operations import OPERATIONS, Machine, Operation
-from tests.simulate.cuda import Cuda
+from tests.conformance.operations import OPERATIONS, Machine, Operation, make_machine
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +24,7 @@ def monitor() -> Monitor:
 
 @pytest.fixture(scope="module")
 def machine(monitor: Monitor, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    import torch
-
-    torch.ones(1, device="cuda")
-    runtime = next(path for path in mapped_libraries() if Path(path).name.startswith("libcudart.so"))
-    target = tmp_path_factory.mktemp("extension") / "extension.so"
-    source = Path(__file__).parent / "extension.c"
-    compiler = os.environ.get("CC", "gcc")
-    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", target, source, runtime], check=True)
-    return Machine(torch, Cuda(ctypes.CDLL(runtime)), Cuda(ctypes.CDLL("libcuda.so.1")), Cuda(ctypes.CDLL(str(target))))
+    return make_machine(tmp_path_factory.mktemp("extension"))
 
 
 def _regions(every_thread: bool) -> tuple[Region, ...]:
