@@ -5,7 +5,22 @@ Everything a test needs is imported from here; torch and vLLM are not imported b
 
 from __future__ import annotations
 
-from pytest_gpuinvariants.decorators import MarkerArgumentError, known_fault, requires_sm90
+from pytest_gpuinvariants.decorators import (
+    MarkerArgumentError,
+    known_fault,
+    requires_cuda,
+    requires_gpu_memory,
+    requires_gpus,
+    requires_nvlink,
+    requires_package,
+    requires_sm,
+    requires_sm80,
+    requires_sm89,
+    requires_sm90,
+    requires_sm100,
+    requires_sm103,
+    requires_sm120,
+)
 from pytest_gpuinvariants.findings import Finding, InvariantViolation
 from pytest_gpuinvariants.regions import InvariantWarning, allow_sync, no_implicit_sync
 
@@ -20,5 +35,16 @@ __all__ = [
     "allow_sync",
     "known_fault",
     "no_implicit_sync",
+    "requires_cuda",
+    "requires_gpu_memory",
+    "requires_gpus",
+    "requires_nvlink",
+    "requires_package",
+    "requires_sm",
+    "requires_sm80",
+    "requires_sm89",
     "requires_sm90",
+    "requires_sm100",
+    "requires_sm103",
+    "requires_sm120",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import pytest
 
 from pytest_gpuinvariants import markers
 
+P = ParamSpec("P")
 T = TypeVar("T", bound=Callable[..., Any] | type)
 """What a marker decorates: a function or a class, which it returns unchanged."""
 
@@ -52,25 +53,90 @@ def target_of(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return args[0] if len(args) == 1 and not kwargs and callable(args[0]) else None
 
 
-class RequiresSm90(Decorator):
-    """See the marker ``requires_sm90``."""
+class Gate(Decorator, Generic[P]):
+    """See the markers ``requires_…``.  The arguments are those of a function that stands for the signature."""
 
-    def __init__(self, args: tuple[object, ...] = (), **kwargs: object) -> None:
-        super().__init__(markers.REQUIRES_SM90, args, **kwargs)
+    def __init__(
+        self, arguments: Callable[P, None], name: str, args: tuple[object, ...] = (), **kwargs: object
+    ) -> None:
+        self._arguments = arguments
+        super().__init__(markers.MARKERS[name], args, **kwargs)
 
     @overload  # type: ignore[override]
-    def __call__(self, target: T, /) -> T: ...
+    def __call__(self, target: T, /) -> T: ...  # type: ignore[overload-overlap]  # P takes no callable
     @overload
-    def __call__(self, *, or_newer: bool = False, host_only: bool = False) -> RequiresSm90: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Gate[P]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Decorate, or take arguments first.
-
-        Args:
-            or_newer: accept any compute capability from 9.0 on, not only 9.x.
-            host_only: no SM90 kernel is launched, so the test may run on a simulated card.
-        """
+        """Decorate, or take arguments first."""
         target = target_of(args, kwargs)
-        return RequiresSm90(args, **kwargs) if target is None else self._apply(target)
+        if target is not None:
+            return self._apply(target)
+        return Gate(self._arguments, self._definition.name, args, **kwargs)
+
+
+def _capability(
+    major: int, minor: int | None = None, *, or_newer: bool = False, family: bool = False, host_only: bool = False
+) -> None:
+    """State which compute capability is needed.
+
+    Args:
+        major: the major number.
+        minor: the minor number; any without it.
+        or_newer: accept any compute capability from there on, of later majors too.
+        family: accept any on which code for that family-specific target (``sm_100f``) runs.
+        host_only: no kernel is launched, so the test may run on a simulated card.
+    """
+
+
+def _named(*, or_newer: bool = False, host_only: bool = False) -> None:
+    """Need the capability that the marker is named after.
+
+    Args:
+        or_newer: accept any compute capability from that one on, of later majors too.
+        host_only: no kernel is launched, so the test may run on a simulated card.
+    """
+
+
+def _gpus(n: int, *, host_only: bool = False) -> None:
+    """State how many GPUs CUDA must see.
+
+    Args:
+        n: that number, or more.
+        host_only: no kernel is launched, so the test may run on simulated cards.
+    """
+
+
+def _memory(amount: str, *, host_only: bool = False) -> None:
+    """State how much memory the current GPU must have.
+
+    Args:
+        amount: for example ``40GiB`` or ``80GB``; all of the card's memory counts, not what is free.
+        host_only: no kernel is launched, so the test may run on a simulated card.
+    """
+
+
+def _nvlink(*, host_only: bool = False) -> None:
+    """Need GPUs that are joined by NVLink, each to each.
+
+    Args:
+        host_only: no kernel is launched, so the test may run on simulated cards.
+    """
+
+
+def _cuda(versions: str) -> None:
+    """State which CUDA torch must be built for.
+
+    Args:
+        versions: a range, for example ``>=12.8`` or ``>=12.8,<13.2``.
+    """
+
+
+def _package(requirement: str) -> None:
+    """State which package must be installed.
+
+    Args:
+        requirement: the distribution and its versions, for example ``flashinfer-python>=0.7``.
+    """
 
 
 class KnownFault(Decorator):
@@ -101,5 +167,16 @@ class KnownFault(Decorator):
         return KnownFault(args, **{name: value for name, value in kwargs.items() if value is not None})
 
 
-requires_sm90 = RequiresSm90()
+requires_sm = Gate(_capability, "requires_sm")
+requires_sm80 = Gate(_named, "requires_sm80")
+requires_sm89 = Gate(_named, "requires_sm89")
+requires_sm90 = Gate(_named, "requires_sm90")
+requires_sm100 = Gate(_named, "requires_sm100")
+requires_sm103 = Gate(_named, "requires_sm103")
+requires_sm120 = Gate(_named, "requires_sm120")
+requires_gpus = Gate(_gpus, "requires_gpus")
+requires_gpu_memory = Gate(_memory, "requires_gpu_memory")
+requires_nvlink = Gate(_nvlink, "requires_nvlink")
+requires_cuda = Gate(_cuda, "requires_cuda")
+requires_package = Gate(_package, "requires_package")
 known_fault = KnownFault()

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import pytest
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from pytest_gpuinvariants import settings
+from pytest_gpuinvariants.hardware import gates
 
 
 def _boolean(value: object) -> str | None:
@@ -34,6 +36,38 @@ def _one_of(*words: str) -> Callable[[object], str | None]:
 
 def _count(value: object) -> str | None:
     return None if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else "a number from 0 on"
+
+
+def _at_least_one(value: object) -> str | None:
+    return None if _count(value) is None and value else "a number from 1 on"
+
+
+def _minor(value: object) -> str | None:
+    return None if value is None or _count(value) is None else "a number from 0 on, or None for any"
+
+
+def _memory(value: object) -> str | None:
+    try:
+        gates.read_memory(str(value))
+    except ValueError as error:
+        return str(error)
+    return _text(value)
+
+
+def _cuda(value: object) -> str | None:
+    try:
+        gates.read_versions(str(value))
+    except InvalidSpecifier:
+        return "a version range such as '>=12.8'"
+    return _text(value)
+
+
+def _requirement(value: object) -> str | None:
+    try:
+        wanted = Requirement(str(value))
+    except InvalidRequirement:
+        return "a package and its versions such as 'flashinfer-python>=0.7'"
+    return "a package and its versions, and nothing else" if wanted.extras or wanted.marker or wanted.url else None
 
 
 def _setting(name: str) -> Callable[[object], str | None]:
@@ -67,6 +101,8 @@ class Marker:
     name: str
     arguments: tuple[Argument, ...]
     help: str
+    exclusive: tuple[str, ...] = ()
+    """Boolean arguments of which one at most may be True."""
 
     @property
     def line(self) -> str:
@@ -99,6 +135,8 @@ class Marker:
             for argument in self.arguments
             if argument.required and argument.name not in values
         ]
+        if len([name for name in self.exclusive if values.get(name) is True]) > 1:
+            found.append(f"arguments {' and '.join(map(repr, self.exclusive))} exclude each other")
         return found
 
 
@@ -115,15 +153,6 @@ NO_IMPLICIT_SYNC = Marker(
     "the test must not make the host wait for the GPU, nor risk it: no synchronization, no blocking copy, "
     "no asynchronous copy of pageable or gapped memory.",
 )
-REQUIRES_SM90 = Marker(
-    "requires_sm90",
-    (
-        Argument("or_newer", "or_newer=False", _boolean),
-        Argument("host_only", "host_only=False", _boolean),
-    ),
-    "needs a GPU of compute capability 9.x (or later, with or_newer); host_only declares that no SM90 kernel is "
-    "launched, so that the test may run on a simulated or faked card.",
-)
 KNOWN_FAULT = Marker(
     "known_fault",
     (
@@ -136,13 +165,65 @@ KNOWN_FAULT = Marker(
     "strict expected failure: while the package's version is in the range, the test must fail with this finding's "
     "id and nothing else.",
 )
-MARKERS: dict[str, Marker] = {marker.name: marker for marker in (NO_IMPLICIT_SYNC, REQUIRES_SM90, KNOWN_FAULT)}
+_OR_NEWER = Argument("or_newer", "or_newer=False", _boolean)
+_HOST_ONLY = Argument("host_only", "host_only=False", _boolean)
+_HOST_ONLY_HELP = (
+    "host_only declares that the test launches no kernel of its own, so that it may run on a simulated or faked card."
+)
+
+
+def _named(name: str, capability: gates.Capability) -> Marker:
+    number = f"{capability[0]}.{capability[1] or 'x'}"
+    text = f"needs a GPU of compute capability {number} (or later, with or_newer); {_HOST_ONLY_HELP}"
+    return Marker(name, (_OR_NEWER, _HOST_ONLY), text)
+
+
+_NUMBER = Argument("n", "n", _at_least_one, required=True, positional=True)
+_AMOUNT = Argument("amount", "amount", _memory, required=True, positional=True)
+_VERSIONS = Argument("versions", "versions", _cuda, required=True, positional=True)
+_PACKAGE = Argument("requirement", "requirement", _requirement, required=True, positional=True)
+REQUIRES: tuple[Marker, ...] = (
+    Marker(
+        "requires_sm",
+        (
+            Argument("major", "major", _at_least_one, required=True, positional=True),
+            Argument("minor", "minor=None", _minor, positional=True),
+            _OR_NEWER,
+            Argument("family", "family=False", _boolean),
+            _HOST_ONLY,
+        ),
+        "needs a GPU of compute capability major.minor, of any minor without one; or later, with or_newer; or of the "
+        f"family on which code for smXYf runs, with family; {_HOST_ONLY_HELP}",
+        exclusive=("or_newer", "family"),
+    ),
+    *(_named(name, capability) for name, capability in gates.NAMED.items()),
+    Marker(
+        "requires_gpus",
+        (_NUMBER, _HOST_ONLY),
+        f"needs n visible GPUs or more; {_HOST_ONLY_HELP}",
+    ),
+    Marker(
+        "requires_gpu_memory",
+        (_AMOUNT, _HOST_ONLY),
+        f"needs a GPU with so much memory, '40GiB'; {_HOST_ONLY_HELP}",
+    ),
+    Marker("requires_nvlink", (_HOST_ONLY,), f"needs GPUs that are all joined by NVLink; {_HOST_ONLY_HELP}"),
+    Marker("requires_cuda", (_VERSIONS,), "needs a torch that is built for a CUDA of these versions, '>=12.8'."),
+    Marker("requires_package", (_PACKAGE,), "needs an installed package, 'flashinfer-python>=0.7'."),
+)
+MARKERS: dict[str, Marker] = {marker.name: marker for marker in (NO_IMPLICIT_SYNC, *REQUIRES, KNOWN_FAULT)}
 
 
 def bind(marker: Marker, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
     """The arguments of a valid use, by name."""
     positional = [argument.name for argument in marker.arguments if argument.positional]
     return {**dict(zip(positional, args, strict=False)), **kwargs}
+
+
+def stated_gates(item: pytest.Item) -> list[tuple[str, dict[str, object]]]:
+    """Name and arguments of each gate of a test, the closest first: all of them hold, none overrides another."""
+    marks = (mark for mark in item.iter_markers() if mark.name in gates.GATES)
+    return [(mark.name, bind(MARKERS[mark.name], mark.args, mark.kwargs)) for mark in marks]
 
 
 def arguments(item: pytest.Item, name: str) -> dict[str, object] | None:

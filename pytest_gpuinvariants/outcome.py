@@ -11,7 +11,8 @@ from pytest_gpuinvariants import markers, regions, session
 from pytest_gpuinvariants.events import Launch
 from pytest_gpuinvariants.findings import Finding, InvariantViolation, section
 from pytest_gpuinvariants.hardware import gates
-from pytest_gpuinvariants.hardware.machine import Machine, MachineKind
+from pytest_gpuinvariants.hardware.facts import MachineFacts
+from pytest_gpuinvariants.hardware.machine import MachineKind
 from pytest_gpuinvariants.integrations import torch_repr
 from pytest_gpuinvariants.invariants import host_only, no_implicit_sync
 from pytest_gpuinvariants.known_faults import KnownFault
@@ -21,28 +22,10 @@ from pytest_gpuinvariants.report import verdicts
 from pytest_gpuinvariants.scopes import Scope
 
 
-def _capability(machine: Machine) -> tuple[int, int] | None:
-    """The device's compute capability; on a real one, that of the device now current, which torch knows."""
-    if machine.kind is not MachineKind.REAL:
-        return machine.capability
-    import torch
-
-    capability: tuple[int, int] = torch.cuda.get_device_capability()
-    return capability
-
-
 def refusal(run: session.Run, item: pytest.Item) -> str | None:
     """Why a test can not be verified on this machine; None when it can.  Looks at the GPU only now."""
-    sm90 = markers.arguments(item, "requires_sm90")
-    if sm90 is not None:
-        reason = gates.refusal_sm90(
-            run.machine,
-            _capability(run.machine),
-            or_newer=bool(sm90.get("or_newer", False)),
-            host_only=bool(sm90.get("host_only", False)),
-        )
-        if reason is not None:
-            return reason
+    if (stated := markers.stated_gates(item)) and (reason := gates.refusal(MachineFacts(run.machine), stated)):
+        return reason
     if markers.arguments(item, no_implicit_sync.NAME) is not None:
         return run.unverifiable
     return None
@@ -129,13 +112,15 @@ def policed(run: session.Run, item: pytest.Item, body: bool = False, teardown: b
     """
     record = run.current
     assert record is not None
-    sm90 = markers.arguments(item, "requires_sm90")
+    stated = markers.stated_gates(item)
+    on_gpu = dict.fromkeys(name for name, _ in stated if gates.GATES[name].gpu)
     sync = markers.arguments(item, no_implicit_sync.NAME)
     try:
         with ExitStack() as guards:
-            if sm90 is not None and not teardown:
-                record.armed("requires_sm90")
-                if sm90.get("host_only") and run.monitor is not None:
+            if on_gpu and not teardown:
+                for name in on_gpu:
+                    record.armed(name)
+                if gates.host_only(stated) and run.monitor is not None:
                     guards.enter_context(_no_launches(run))
             if body and sync is not None:
                 _warm_up(run, item, sync)

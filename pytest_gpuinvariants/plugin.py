@@ -61,9 +61,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del config.stash[_RUN]
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Say which GPU the run has."""
-    return config.stash[_RUN].machine.header
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say which GPU the run has, and what may be taken for it."""
+    machine = config.stash[_RUN].machine
+    return [machine.header, *(f"gpu: warning: {warning}" for warning in machine.warnings)]
 
 
 @pytest.hookimpl(wrapper=True)

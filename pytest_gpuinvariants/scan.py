@@ -15,9 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpuinvariants.hardware import gates
 from pytest_gpuinvariants.markers import MARKERS
 
-_WORDS = re.compile("|".join([*MARKERS, "pytest_gpuinvariants"]).encode())
+# Names such as requires_cuda are other people's helpers too: a gate counts as a mark only, and one of
+# the software needs no GPU.
+_GATES = [name for name in MARKERS if name in gates.GATES and gates.GATES[name].gpu]
+_OWN = [name for name in MARKERS if name not in gates.GATES]
+_WORDS = re.compile("|".join([*_OWN, "pytest_gpuinvariants", rf"""(?:mark\.|["'])(?:{"|".join(_GATES)})\b"""]).encode())
 # Never test code, and large.  A virtual environment is recognized by its pyvenv.cfg.
 _SKIPPED = frozenset({".git", ".hg", ".tox", ".nox", "node_modules", "__pycache__", "build", "dist", ".eggs", ".venv"})
 

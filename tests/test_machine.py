@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,25 +14,28 @@ from pytest_gpuinvariants.hardware import detection, machine
 from pytest_gpuinvariants.hardware.detection import (
     NoCudaTorchError,
     NoGpuError,
-    RealGpu,
-    find_real_gpu,
+    RealGpus,
+    find_real_gpus,
     require_cuda_torch,
 )
+from pytest_gpuinvariants.hardware.facts import MachineFacts
+from pytest_gpuinvariants.hardware.identity import Device
 from pytest_gpuinvariants.hardware.machine import MachineError, MachineKind, check_choice, choose
 from pytest_gpuinvariants.hardware.profiles import Profile
 from pytest_gpuinvariants.hardware.simulate import runtime
 from pytest_gpuinvariants.hardware.simulate.build import SimulatorBuildError
 from pytest_gpuinvariants.hardware.simulate.runtime import SimulatorTooLateError
+from pytest_gpuinvariants.integrations import torch_build
 
 NO_GPU = NoGpuError("no NVIDIA driver (libcuda.so.1) is installed")
 
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> RealGpu:
+    def none() -> RealGpus:
         raise NO_GPU
 
-    monkeypatch.setattr(machine, "find_real_gpu", none)
+    monkeypatch.setattr(machine, "find_real_gpus", none)
 
 
 @pytest.fixture
@@ -49,13 +54,13 @@ def test_auto_without_a_use_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     def forbidden() -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(machine, "find_real_gpu", forbidden)
+    monkeypatch.setattr(machine, "find_real_gpus", forbidden)
     monkeypatch.setattr(machine, "require_cuda_torch", forbidden)
     assert choose("auto", used=False).kind is MachineKind.UNUSED
 
 
 def test_auto_takes_a_real_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_real_gpu", lambda: RealGpu("NVIDIA GB300", (10, 3), 4))
+    monkeypatch.setattr(machine, "find_real_gpus", lambda: RealGpus((Device("u", "NVIDIA GB300", (10, 3)),) * 4))
     chosen = choose("auto", used=True)
     assert (chosen.kind, chosen.label, chosen.capability) == (MachineKind.REAL, "real NVIDIA GB300", (10, 3))
     assert chosen.header == "gpu: real NVIDIA GB300 (SM 10.3), 4 devices: found by the NVIDIA driver"
@@ -132,12 +137,81 @@ def test_torch_must_be_a_cuda_build(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert result.stdout.strip() == "the installed torch has no CUDA (a CPU build) False"
 
 
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    detection._ask.cache_clear()
+    yield
+    detection._ask.cache_clear()
+
+
+@pytest.mark.usefixtures("asked_anew")
 def test_a_driver_that_can_not_be_asked_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detection, "_PROBE", "raise SystemExit(3)")
     with pytest.raises(NoGpuError, match="could not be asked"):
-        find_real_gpu()
-    monkeypatch.setattr(detection, "_PROBE", 'print(\'{"name": "NVIDIA L4", "major": 8, "minor": 9, "count": 2}\')')
-    assert find_real_gpu() == RealGpu("NVIDIA L4", (8, 9), 2)
+        find_real_gpus()
+
+
+ANSWER = {
+    "devices": [["u1", "NVIDIA H200", [9, 0], 151 << 30], ["u0", "NVIDIA L4", [8, 9], 24 << 30]],
+    "nvml": [["u0", "NVIDIA L4", [8, 9]], ["u1", "NVIDIA H200", [9, 0]]],
+    "unlinked": "NVML reports no NVLink between them",
+}
+
+
+@pytest.fixture
+def mixed_cards(asked_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose fastest card, the first to CUDA, is the second to NVML."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(detection, "_PROBE", f"print({json.dumps(json.dumps(ANSWER))})")
+
+
+@pytest.mark.usefixtures("mixed_cards")
+def test_a_capability_that_nvml_takes_from_another_card_is_told() -> None:
+    chosen = choose("real", used=True)
+    assert (chosen.label, chosen.capability, chosen.count) == ("real NVIDIA H200", (9, 0), 2)
+    first, second = chosen.warnings
+    assert first.startswith("cuda:0 is NVIDIA H200 (SM 9.0), but NVML's device 0 is NVIDIA L4 (SM 8.9): ")
+    assert first.endswith("set CUDA_DEVICE_ORDER=PCI_BUS_ID before CUDA starts")
+    assert second.startswith("cuda:1 is NVIDIA L4 (SM 8.9), but NVML's device 1 is NVIDIA H200 (SM 9.0): ")
+
+
+@pytest.mark.usefixtures("mixed_cards")
+def test_gates_see_the_current_device_of_a_real_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = MachineFacts(choose("real", used=True))
+    assert (facts.name, facts.capability, facts.count) == ("real NVIDIA H200", (9, 0), 2)
+    assert (facts.memory_bytes, facts.nvlink) == (151 << 30, ANSWER["unlinked"])
+    monkeypatch.setattr(torch_build, "current_device", lambda: 1)
+    assert (facts.name, facts.capability, facts.memory_bytes) == ("real NVIDIA L4", (8, 9), 24 << 30)
+    # Hidden after the start of the run: asked again, since the variable has another value.
+    hidden = json.dumps({"why": "no GPU is visible"})
+    monkeypatch.setattr(detection, "_PROBE", f"print({hidden!r})")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert (facts.capability, facts.count) == (None, 0)
+    assert facts.absence == "no GPU is visible any more (see CUDA_VISIBLE_DEVICES)"
+
+
+@pytest.mark.parametrize(
+    ("choice", "memory", "nvlink"),
+    [
+        ("simulate:h100x2", 80 << 30, None),
+        ("simulate:h100", 80 << 30, "there is 1 GPU"),
+        ("simulate:l4x2", 24 << 30, "L4 has no NVLink"),
+    ],
+)
+@pytest.mark.usefixtures("simulations")
+def test_gates_see_what_a_profile_declares(choice: str, memory: int, nvlink: str | None) -> None:
+    facts = MachineFacts(choose(choice, used=True))
+    assert (facts.memory_bytes, facts.nvlink) == (memory, nvlink)
+
+
+def test_the_cuda_of_torch_is_read_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys\nfrom pytest_gpuinvariants.integrations.torch_build import cuda_version, current_device\n"
+        "read, index = cuda_version(), current_device()\nassert 'torch' not in sys.modules\nimport torch\n"
+        "print(read == torch.version.cuda == cuda_version(), index)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["True", "0"]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,14 @@ import pytest
 
 import pytest_gpuinvariants
 from pytest_gpuinvariants import MarkerArgumentError, allow_sync, known_fault, no_implicit_sync, requires_sm90
-from pytest_gpuinvariants.markers import KNOWN_FAULT, MARKERS, NO_IMPLICIT_SYNC, REQUIRES_SM90, Marker
+from pytest_gpuinvariants.markers import KNOWN_FAULT, MARKERS, NO_IMPLICIT_SYNC, Marker
 
+REQUIRES_SM = MARKERS["requires_sm"]
+REQUIRES_SM90 = MARKERS["requires_sm90"]
+REQUIRES_GPUS = MARKERS["requires_gpus"]
+REQUIRES_MEMORY = MARKERS["requires_gpu_memory"]
+REQUIRES_CUDA = MARKERS["requires_cuda"]
+REQUIRES_PACKAGE = MARKERS["requires_package"]
 FAULT = {"package": "vllm", "versions": ">=0.33", "reason": "r"}
 
 
@@ -18,6 +24,16 @@ FAULT = {"package": "vllm", "versions": ">=0.33", "reason": "r"}
         (NO_IMPLICIT_SYNC, (), {"kinds": "sync,pageable-copy"}),
         (NO_IMPLICIT_SYNC, (), {"kinds": ["sync"], "pageable_threshold": 4096}),
         (REQUIRES_SM90, (), {"or_newer": True, "host_only": False}),
+        (REQUIRES_SM, (9,), {}),
+        (REQUIRES_SM, (10, 3), {"family": True, "or_newer": False}),
+        (REQUIRES_SM, (), {"major": 12, "minor": None}),
+        (REQUIRES_GPUS, (2,), {"host_only": True}),
+        (REQUIRES_MEMORY, ("40GiB",), {}),
+        (REQUIRES_MEMORY, (), {"amount": "1.5 TB"}),
+        (REQUIRES_CUDA, ("≥12.8",), {}),
+        (REQUIRES_CUDA, (">=12.8,<13.2",), {}),
+        (REQUIRES_PACKAGE, ("flashinfer-python>=0.7",), {}),
+        (REQUIRES_PACKAGE, ("pytest",), {}),
         (KNOWN_FAULT, ("sync:x@y",), FAULT),
         (KNOWN_FAULT, (), {"finding": "sync:x@y", **FAULT, "called_from": "a.b"}),
     ],
@@ -56,6 +72,23 @@ def test_right_uses(marker: Marker, args: tuple[object, ...], kwargs: dict[str, 
         ),
         (REQUIRES_SM90, (), {"host_only": "yes"}, "argument 'host_only' is 'yes'; accepted: True or False"),
         (REQUIRES_SM90, (), {"newer": True}, "unknown argument 'newer'"),
+        (REQUIRES_SM, (), {}, "argument 'major' is missing; accepted: major, minor=None, or_newer=False"),
+        (REQUIRES_SM, ("9.0",), {}, "argument 'major' is '9.0'; accepted: a number from 1 on"),
+        (REQUIRES_SM, (9, "x"), {}, "argument 'minor' is 'x'; accepted: a number from 0 on, or None for any"),
+        (
+            REQUIRES_SM,
+            (10,),
+            {"or_newer": True, "family": True},
+            "arguments 'or_newer' and 'family' exclude each other",
+        ),
+        (REQUIRES_GPUS, (), {}, "argument 'n' is missing"),
+        (REQUIRES_GPUS, (0,), {}, "argument 'n' is 0; accepted: a number from 1 on"),
+        (REQUIRES_GPUS, (True,), {}, "argument 'n' is True; accepted: a number from 1 on"),
+        (REQUIRES_MEMORY, ("40",), {}, "argument 'amount' is '40'; accepted: an amount of memory such as '40GiB'"),
+        (REQUIRES_MEMORY, ("0GiB",), {}, "argument 'amount' is '0GiB'; accepted: an amount of memory"),
+        (REQUIRES_CUDA, ("12.8",), {}, "argument 'versions' is '12.8'; accepted: a version range such as '>=12.8'"),
+        (REQUIRES_PACKAGE, ("a b",), {}, "argument 'requirement' is 'a b'; accepted: a package and its versions"),
+        (REQUIRES_PACKAGE, ("vllm[x]>1",), {}, "argument 'requirement' is 'vllm[x]>1'; accepted: a package and its"),
         (KNOWN_FAULT, ("i",), {"finding": "j", **FAULT}, "argument 'finding' is given twice"),
         (KNOWN_FAULT, (), FAULT, "argument 'finding' is missing"),
         (

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 
 from pytest_gpuinvariants.hardware.detection import (
     NoCudaTorchError,
     NoGpuError,
-    find_real_gpu,
+    find_real_gpus,
     require_cuda_torch,
 )
+from pytest_gpuinvariants.hardware.identity import VISIBLE, disagreements
 from pytest_gpuinvariants.hardware.profiles import Profile, parse_profile
 
 
@@ -42,6 +44,8 @@ class Machine:
     count: int = 0
     profile: str | None = None
     """What is simulated, for example ``h100x2``."""
+    warnings: tuple[str, ...] = ()
+    """What makes other programs take one card for another."""
 
     @property
     def absence(self) -> str:
@@ -93,13 +97,16 @@ def choose(choice: str, used: bool) -> Machine:
             profile, count = parse_profile(choice.removeprefix("simulate:"))
             return _simulate(profile, count, f"--gpu {choice}")
         try:
-            gpu = find_real_gpu()
+            gpus = find_real_gpus()
         except NoGpuError as error:
             if choice == "real":
                 raise
             profile, count = parse_profile("h100")
             return _simulate(profile, count, str(error))
-        return Machine(MachineKind.REAL, f"real {gpu.name}", "found by the NVIDIA driver", gpu.capability, gpu.count)
+        first = gpus.devices[0]
+        why = "found by the NVIDIA driver"
+        told = tuple(disagreements(gpus.devices, gpus.nvml, os.environ.get(VISIBLE)))
+        return Machine(MachineKind.REAL, f"real {first.name}", why, first.capability, len(gpus.devices), warnings=told)
     except (NoGpuError, NoCudaTorchError) as error:
         if choice != "auto":
             raise MachineError(f"--gpu {choice}: {error}") from error

@@ -13,7 +13,9 @@ Specifications per Compute Capability":
 
 Memory is the product page's nominal size; a real card reports slightly less to programs.  Clocks
 are the highest that ``nvidia-smi -q -d CLOCK`` shows; the H200's clocks, bus width and L2 cache
-were read off a card (driver 580), those of the others are nominal and only feed estimates.
+were read off a card (driver 580), those of the others are nominal and only feed estimates.  NVLink
+is that of the product pages: the H100, H200, A100 and B200 here are the boards with it, the L4 has
+none.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Profile:
     memory_clock_mhz: int
     max_threads_per_sm: int = 2048
     max_blocks_per_sm: int = 32
+    nvlink: bool = True
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -77,6 +80,7 @@ def _profile(
     shared: tuple[int, int],
     threads: int = 2048,
     blocks: int = 32,
+    nvlink: bool = True,
 ) -> Profile:
     major, minor = (int(part) for part in capability.split("."))
     return Profile(
@@ -95,6 +99,7 @@ def _profile(
         memory_clock_mhz=clocks[1],
         max_threads_per_sm=threads,
         max_blocks_per_sm=blocks,
+        nvlink=nvlink,
     )
 
 
@@ -107,7 +112,7 @@ PROFILES: dict[str, Profile] = {
         _profile("b200", "B200", "NVIDIA B200", "10.0", 148, 126, 180, 8192, (1965, 3996), _BLACKWELL),
         _profile("gb300", "GB300", "NVIDIA GB300", "10.3", 152, 126, 279, 8192, (1920, 3996), _BLACKWELL),
         _profile("a100", "A100", "NVIDIA A100-SXM4-80GB", "8.0", 108, 40, 80, 5120, (1410, 1593), (163, 164)),
-        _profile("l4", "L4", "NVIDIA L4", "8.9", 58, 48, 24, 192, (2040, 6251), (99, 100), threads=1536, blocks=24),
+        _profile("l4", "L4", "NVIDIA L4", "8.9", 58, 48, 24, 192, (2040, 6251), (99, 100), 1536, 24, nvlink=False),
     )
 }
 
