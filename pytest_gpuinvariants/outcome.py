@@ -12,7 +12,7 @@ from pytest_gpuinvariants.events import Launch
 from pytest_gpuinvariants.findings import Finding, InvariantViolation, section
 from pytest_gpuinvariants.hardware import gates
 from pytest_gpuinvariants.hardware.facts import MachineFacts
-from pytest_gpuinvariants.hardware.machine import MachineKind
+from pytest_gpuinvariants.hardware.machine import Machine, MachineKind
 from pytest_gpuinvariants.integrations import torch_repr
 from pytest_gpuinvariants.invariants import host_only, no_implicit_sync
 from pytest_gpuinvariants.known_faults import KnownFault
@@ -22,9 +22,19 @@ from pytest_gpuinvariants.report import verdicts
 from pytest_gpuinvariants.scopes import Scope
 
 
+def _host_only(item: pytest.Item) -> bool:
+    return gates.host_only(markers.stated_gates(item))
+
+
+def _machine(run: session.Run, item: pytest.Item) -> Machine:
+    """What the test sees: the fake when it is host-only, else the true card."""
+    return run.machine.seen(_host_only(item))
+
+
 def refusal(run: session.Run, item: pytest.Item) -> str | None:
     """Why a test can not be verified on this machine; None when it can.  Looks at the GPU only now."""
-    if (stated := markers.stated_gates(item)) and (reason := gates.refusal(MachineFacts(run.machine), stated)):
+    facts = MachineFacts(_machine(run, item))
+    if (stated := markers.stated_gates(item)) and (reason := gates.refusal(facts, stated)):
         return reason
     if markers.arguments(item, no_implicit_sync.NAME) is not None:
         return run.unverifiable
@@ -34,6 +44,8 @@ def refusal(run: session.Run, item: pytest.Item) -> str | None:
 def begin(run: session.Run, item: pytest.Item) -> None:
     """Start the record of an attempt; skip a test that can not be verified here, fail one that is marked wrongly."""
     run.current = TestRecord()
+    if _host_only(item):
+        run.enter_fake()
     # A rerun starts anew.
     item.user_properties[:] = [one for one in item.user_properties if not one[0].startswith(verdicts.PREFIX)]
     if run.machine.kind is MachineKind.SIMULATED:
@@ -87,13 +99,26 @@ def _warm_up(run: session.Run, item: pytest.Item, arguments: dict[str, object]) 
 
 
 @contextmanager
+def collecting(run: session.Run) -> Iterator[None]:
+    """Let test modules see the run's fake while they are imported: what they make of it is theirs."""
+    run.enter_fake()
+    try:
+        yield
+    finally:
+        run.leave_fake()
+
+
+@contextmanager
 def reaching(run: session.Run, item: pytest.Item) -> Iterator[None]:
     """Let processes that a test and its fixtures start be reached, where its marker asks for them."""
     sync = markers.arguments(item, no_implicit_sync.NAME)
+    if _host_only(item):
+        run.enter_fake()
     try:
         with run.children.reached() if sync is not None and sync.get("children") is True else nullcontext():
             yield
     finally:
+        run.leave_fake()
         run.current = None
 
 
@@ -131,6 +156,9 @@ def policed(run: session.Run, item: pytest.Item, body: bool = False, teardown: b
         raise
     finally:
         record.finished |= body
+        left = run.leave_fake() if teardown else []
+    if left:
+        pytest.fail(f"the fake outlives the test: {'; '.join(left)}", pytrace=False)
     _raise_what_is_left(record)
 
 
@@ -189,11 +217,12 @@ def finish(run: session.Run, item: pytest.Item, call: pytest.CallInfo[None], rep
     # The exception on its way took precedence; what it kept back is in the report's sections.
     record.unraised.clear()
     if report.when == "teardown":
-        verdict = record.verdict(run.machine.label)
+        label = _machine(run, item).label
+        verdict = record.verdict(label)
         stated = any(markers.arguments(item, name) is not None for name in markers.MARKERS)
         if verdict is None or not (stated or record.invariants or record.reason.startswith(verdicts.NOT_VERIFIED)):
             return
-        properties = [(verdicts.GPU, run.machine.label), *record.properties, (verdicts.VERDICT, verdict)]
+        properties = [(verdicts.GPU, label), *record.properties, (verdicts.VERDICT, verdict)]
         item.user_properties += properties
         report.user_properties += properties
 

@@ -67,6 +67,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [machine.header, *(f"gpu: warning: {warning}" for warning in machine.warnings)]
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect under the run's fake."""
+    with outcome.collecting(session.config.stash[_RUN]):
+        return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +23,9 @@ from pytest_gpuinvariants.recorders.choice import make_recorder
 from pytest_gpuinvariants.report.summary import Summary
 from pytest_gpuinvariants.settings import Settings
 
+if TYPE_CHECKING:
+    from pytest_gpuinvariants.integrations.faking import Faking
+
 
 @dataclass(eq=False)
 class Run:
@@ -34,10 +38,26 @@ class Run:
     current: TestRecord | None = None
     summary: Summary = field(default_factory=Summary)
     environment: environment.Before = field(default_factory=dict)
+    faking: Faking | None = None
 
     def __post_init__(self) -> None:
         simulated = self.machine.kind is MachineKind.SIMULATED
         self.children = Children(Setup(self.machine.profile if simulated else None, self.settings.full_stacks))
+
+    def enter_fake(self) -> None:
+        """Lay the run's fake over the card; does nothing without one, or when it is on."""
+        if self.machine.fake is not None and self.faking is None:
+            from pytest_gpuinvariants.integrations.faking import Faking
+
+            self.faking = Faking(self.machine.fake)
+
+    def leave_fake(self) -> list[str]:
+        """Take it off; what still holds it."""
+        faking, self.faking = self.faking, None
+        if faking is None:
+            return []
+        faking.leave()
+        return faking.leftovers()
 
     def exemptions(self, found: Finding) -> tuple[Allowance, ...]:
         """What the ini file and vLLM itself exempt a finding by, with the counts of the test under way."""

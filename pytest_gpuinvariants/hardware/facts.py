@@ -39,8 +39,8 @@ class MachineFacts:
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """Compute capability of the current device."""
-        if self.machine.kind is not MachineKind.REAL:
+        """Compute capability of the current device, or what it is made to look like."""
+        if self.machine.kind is not MachineKind.REAL or self.machine.faking:
             return self.machine.capability
         return self._device.capability if self._device is not None else None
 
@@ -54,7 +54,9 @@ class MachineFacts:
     @property
     def name(self) -> str:
         """The current device in words, for example ``real NVIDIA H200``."""
-        return f"real {self._device.name}" if self._device is not None else self.machine.label
+        if self._device is None or self.machine.faking:
+            return self.machine.label
+        return f"real {self._device.name}"
 
     @property
     def count(self) -> int:
@@ -63,7 +65,9 @@ class MachineFacts:
 
     @property
     def memory_bytes(self) -> int:
-        """All memory of the current device: of a simulated one, what its profile declares."""
+        """All memory of the current device: of a simulated or wholly faked one, what its profile declares."""
+        if self.machine.faking and self.machine.fake is not None and self.machine.fake.profile is not None:
+            return self.machine.fake.profile.memory_bytes
         if self.machine.profile is not None:
             return parse_profile(self.machine.profile)[0].memory_bytes
         return self._device.memory_bytes if self._device is not None else 0

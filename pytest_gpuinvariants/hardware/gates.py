@@ -250,6 +250,9 @@ def refusal(facts: Facts, stated: Iterable[tuple[str, Arguments]]) -> str | None
             if gate.gpu and facts.capability is None:
                 return f"{need}; {facts.absence}"
             if (instead := gate.lacks(arguments, facts)) is not None:
+                if gate.gpu and (fake := facts.machine.fake) is not None and not host_only(stated):
+                    real = f"not verified: runs kernels, and needs {gate.need(arguments, True)}"
+                    return f"{real}; {instead} (faking {fake.label})"
                 return f"{need}; {instead}"
             if gate.gpu:
                 on_gpu.append(gate.need(arguments, True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pytest_gpuinvariants.hardware.detection import (
@@ -12,6 +12,7 @@ from pytest_gpuinvariants.hardware.detection import (
     find_real_gpus,
     require_cuda_torch,
 )
+from pytest_gpuinvariants.hardware.fakes import FORMS, Fake, parse_layers
 from pytest_gpuinvariants.hardware.identity import VISIBLE, disagreements
 from pytest_gpuinvariants.hardware.profiles import Profile, parse_profile
 
@@ -46,6 +47,17 @@ class Machine:
     """What is simulated, for example ``h100x2``."""
     warnings: tuple[str, ...] = ()
     """What makes other programs take one card for another."""
+    fake: Fake | None = None
+    """What collection and host-only tests see instead of ``capability``."""
+    faking: bool = False
+    """Whether ``capability`` and ``label`` are those of the fake."""
+
+    def seen(self, host_only: bool) -> Machine:
+        """The machine as a test sees it: a host-only one sees the fake, any other the true card."""
+        if self.fake is None or not host_only:
+            return self
+        label = f"{self.label} faking {self.fake.label}"
+        return replace(self, label=label, capability=self.fake.capability, faking=True)
 
     @property
     def absence(self) -> str:
@@ -59,7 +71,8 @@ class Machine:
         """The line of the report's header."""
         capability = f" (SM {self.capability[0]}.{self.capability[1]})" if self.capability else ""
         devices = f", {self.count} devices" if self.count > 1 else ""
-        return f"gpu: {self.label}{capability}{devices}: {self.why}"
+        fake = f"; {self.fake.faked}" if self.fake else ""
+        return f"gpu: {self.label}{capability}{devices}: {self.why}{fake}"
 
 
 UNUSED = Machine(MachineKind.UNUSED, "not needed", "no test file here uses an invariant (--gpu simulate:h100 to force)")
@@ -80,15 +93,25 @@ def _simulate(profile: Profile, count: int, why: str) -> Machine:
 
 
 def choose(choice: str, used: bool) -> Machine:
-    """The machine for a ``--gpu`` choice; a simulated one is open when this returns.
+    """The machine for a ``--gpu`` choice, fakes included; a simulated one is open when this returns.
 
     Args:
-        choice: ``auto``, ``real`` or ``simulate:PROFILE``, as :func:`check_choice` accepts them.
+        choice: a base and fakes, as :func:`check_choice` accepts them.
         used: whether anything to be collected uses an invariant; ``auto`` touches nothing when not.
 
     Raises:
         MachineError: what was asked for is not there, or torch was imported too early to simulate.
     """
+    base, fake = parse_layers(choice)
+    machine = _choose(base, used)
+    if fake is None or machine.kind is MachineKind.UNUSED:
+        return machine
+    if machine.kind is MachineKind.NONE:
+        raise MachineError(f"--gpu {choice}: there is no card to lay a fake over: {machine.why}")
+    return replace(machine, fake=fake)
+
+
+def _choose(choice: str, used: bool) -> Machine:
     if choice == "auto" and not used:
         return UNUSED
     try:
@@ -119,9 +142,9 @@ def check_choice(choice: str) -> str:
     Raises:
         ValueError: it is none; the message lists the accepted forms.
     """
-    if choice in ("auto", "real"):
-        return choice
-    if choice.startswith("simulate:"):
-        parse_profile(choice.removeprefix("simulate:"))
-        return choice
-    raise ValueError(f"{choice!r} is not auto, real or simulate:PROFILE")
+    base, _ = parse_layers(choice)
+    if base.startswith("simulate:"):
+        parse_profile(base.removeprefix("simulate:"))
+    elif base not in ("auto", "real"):
+        raise ValueError(f"{base!r} is not {FORMS}")
+    return choice
