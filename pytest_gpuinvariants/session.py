@@ -104,6 +104,10 @@ def start(config: pytest.Config) -> Run:
     simulated = machine.kind is MachineKind.SIMULATED
     if simulated:
         _simulated(run)
+    if machine.fake is not None:
+        from pytest_gpuinvariants.integrations.faking import watch_lazy_gates
+
+        watch_lazy_gates()
     if simulated or machine.kind is MachineKind.REAL:
         run.monitor = Monitor(make_recorder(simulated, chosen.full_stacks), run.exemptions)
     return run

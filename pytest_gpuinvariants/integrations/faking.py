@@ -96,6 +96,30 @@ def _nvml(fake: Fake, name: str) -> Callable[[], None]:
     return lambda: (table.pop(_CAPABILITY, None), None)[1]
 
 
+_gates: list[tuple[Any, Callable[[], object]]] = []
+_HELPERS = "torch.testing._internal.common_utils"
+
+
+def watch_lazy_gates() -> None:
+    """Remember how torch's ``LazyVal`` gates (``SM90OrLater``) work themselves out: they forget it at first use.
+
+    To be called before the test helpers are imported.
+    """
+
+    def watch() -> None:
+        lazy: Any = sys.modules[_HELPERS].LazyVal
+        true = lazy.__init__
+
+        def init(gate: Any, callback: Callable[[], object]) -> None:
+            true(gate, callback)
+            _gates.append((gate, callback))
+
+        lazy.__init__ = init
+
+    if _HELPERS not in sys.modules:
+        after_import(_HELPERS, watch)
+
+
 def _folders(env: Any) -> None:
     """Work out FlashInfer's folders again from the environment, as it does when it is imported."""
     base = type(env.FLASHINFER_BASE_DIR)(os.environ.get("FLASHINFER_WORKSPACE_BASE", os.path.expanduser("~")))
@@ -121,6 +145,8 @@ def _is_library(module: ModuleType | None) -> bool:
 
 def clear_caches() -> None:
     """Empty every functools cache of vLLM, FlashInfer, Triton and torch's device layers, and of the user's own code."""
+    for gate, callback in _gates:
+        gate._cb = callback
     cache = type(functools.cache(lambda: None))
     for found in gc.get_objects():
         if type(found) is not cache or not found.cache_info().currsize:
@@ -169,6 +195,10 @@ class Faking:
     def leave(self) -> None:
         """Take the fake off; every cache that may hold it is empty afterwards."""
         self._undo.close()
+        # Libraries derive variables of their own when they are imported.
+        folder = self._variables["FLASHINFER_WORKSPACE_BASE"]
+        true = os.environ.get("FLASHINFER_WORKSPACE_BASE", os.path.expanduser("~"))
+        os.environ.update({name: value.replace(folder, true) for name, value in os.environ.items() if folder in value})
         _flashinfer()
         clear_caches()
 
