@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
@@ -157,8 +158,11 @@ def policed(run: session.Run, item: pytest.Item, body: bool = False, teardown: b
     finally:
         record.finished |= body
         left = run.leave_fake() if teardown else []
+        outlives = f"the fake outlives the test: {'; '.join(left)}"
+        if left and (error := sys.exception()) is not None:
+            error.add_note(outlives)
     if left:
-        pytest.fail(f"the fake outlives the test: {'; '.join(left)}", pytrace=False)
+        pytest.fail(outlives, pytrace=False)
     _raise_what_is_left(record)
 
 

@@ -123,3 +123,71 @@ def test_vllm_and_flashinfer_by_names_imported_before(run: Run) -> None:
         "--gpu=simulate:gb300,fake:sm90",
     )
     result.assert_outcomes(passed=3)
+
+
+def test_gates_of_torchs_own_test_helpers(run: Run) -> None:
+    result = run(
+        """
+        import sys
+        import types
+        import unittest
+
+        if "expecttest" not in sys.modules:  # of which the helpers need the name
+            sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)
+        from torch.testing._internal.common_cuda import IS_SM90, SM100OrLater
+        from pytest_gpuinvariants import requires_sm90
+
+        def test_true():
+            assert (bool(SM100OrLater), bool(IS_SM90)) == (True, False)
+
+        @requires_sm90(host_only=True)
+        def test_faked():
+            assert (bool(SM100OrLater), bool(IS_SM90)) == (False, True)
+
+        test_true_again = test_true
+        """,
+        "--gpu=simulate:gb300,fake:sm90",
+        "-Wignore",
+    )
+    result.assert_outcomes(passed=3)
+
+
+def test_a_card_that_is_not_there_can_not_be_faked(run: Run) -> None:
+    result = run("", "--gpu=real,fake:sm90")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --gpu real: no NVIDIA driver*"])
+
+
+def test_a_run_without_the_fake_in_the_same_process(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("pytest_plugins = ['pytester']")
+    result = run(
+        """
+        import pytest
+        import torch
+        from pytest_gpuinvariants import requires_sm90
+
+        INNER = '''
+            import torch
+            from pytest_gpuinvariants import requires_sm90
+
+            @requires_sm90(host_only=True)
+            def test_faked():
+                assert torch.cuda.get_device_capability() == tuple([9, 0])
+
+            def test_true():
+                assert torch.cuda.get_device_capability() == tuple([10, 3])
+        '''
+
+        @requires_sm90(host_only=True)
+        def test_faked():
+            assert torch.cuda.get_device_capability() == (9, 0)
+
+        @pytest.mark.parametrize("fake", [",fake:sm90", ""])
+        def test_inner(pytester, fake):
+            pytester.makepyfile(INNER)
+            inner = pytester.runpytest_inprocess("-p", "gpuinvariants", f"--gpu=simulate:gb300{fake}")
+            inner.assert_outcomes(passed=2 if fake else 1, skipped=0 if fake else 1)
+        """,
+        "--gpu=simulate:gb300,fake:sm90",
+    )
+    result.assert_outcomes(passed=3)
