@@ -22,6 +22,7 @@ from pytest_gpuinvariants.decorators import (
     requires_sm120,
 )
 from pytest_gpuinvariants.findings import Finding, InvariantViolation
+from pytest_gpuinvariants.imports import assert_no_import_side_effects, no_import_side_effects
 from pytest_gpuinvariants.regions import InvariantWarning, allow_sync, no_implicit_sync
 
 __version__ = "0.1.0"
@@ -33,8 +34,10 @@ __all__ = [
     "MarkerArgumentError",
     "__version__",
     "allow_sync",
+    "assert_no_import_side_effects",
     "known_fault",
     "no_implicit_sync",
+    "no_import_side_effects",
     "requires_cuda",
     "requires_gpu_memory",
     "requires_gpus",

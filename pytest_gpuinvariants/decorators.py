@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import pytest
@@ -149,13 +149,20 @@ class KnownFault(Decorator):
     def __call__(self, target: T, /) -> T: ...
     @overload
     def __call__(
-        self, finding: str, /, *, package: str, versions: str, reason: str, called_from: str | None = None
+        self,
+        finding: str | Collection[str],
+        /,
+        *,
+        package: str,
+        versions: str,
+        reason: str,
+        called_from: str | None = None,
     ) -> KnownFault: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Declare a fault of a released package.
 
         Args:
-            finding: the id that the test must fail with, and no other.
+            finding: the id that the test must fail with, and no other; of several, each.
             package: the distribution at fault, for example ``vllm``.
             versions: its faulty versions, for example ``>=0.33.0,<0.34``.
             reason: what is wrong upstream.

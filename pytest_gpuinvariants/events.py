@@ -102,3 +102,21 @@ class Launch(ApiCall):
 
 Event = Copy | Synchronization | Allocation | Launch
 EVENT_TYPES: tuple[type[ApiCall], ...] = (Copy, Synchronization, Allocation, Launch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportEffect:
+    """Something that the import of a module did to its process or to the machine.
+
+    ``subject`` is what was touched, the same on every machine (a variable, an operation, a function);
+    ``detail`` what differs between machines (a path, an address, a command).  ``process`` names the
+    process that imported it.  The stack is whole, innermost frame first; line 0 stands for a module
+    of which only the whole is known to be at fault.
+    """
+
+    kind: str
+    subject: str
+    detail: str
+    thread: Thread
+    stack: Stack
+    process: str

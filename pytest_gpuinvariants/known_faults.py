@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -14,11 +15,16 @@ from pytest_gpuinvariants.findings import Finding
 class KnownFault:
     """One declaration; see the marker ``known_fault``."""
 
-    finding: str
+    finding: str | Collection[str]
     package: str
     versions: str
     reason: str
     called_from: str | None = None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The findings that the test must fail with."""
+        return (self.finding,) if isinstance(self.finding, str) else tuple(self.finding)
 
     @property
     def installed(self) -> str | None:
@@ -38,15 +44,19 @@ class KnownFault:
     def description(self) -> str:
         """The declaration in one line."""
         place = f", called from {self.called_from}" if self.called_from else ""
-        return f"{self.reason} [{self.package} {self.installed}, declared for {self.versions}: {self.finding}{place}]"
+        found = ", ".join(self.ids)
+        return f"{self.reason} [{self.package} {self.installed}, declared for {self.versions}: {found}{place}]"
 
     def mismatch(self, findings: list[Finding]) -> str | None:
         """How the findings of a test differ from the declared fault; None when they are that, all of them."""
         if not findings:
             return "the known fault was not found: mend its declaration if the release is fixed"
-        others = [item for item in findings if item.id != self.finding]
+        others = [item for item in findings if item.id not in self.ids]
         if others:
             return f"not the known fault alone: {others[0].id}"
+        missing = set(self.ids) - {item.id for item in findings}
+        if missing:
+            return f"not found any more: {min(missing)}: mend its declaration if the release is fixed"
         if self.called_from is None:
             return None
         for item in findings:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from pytest_gpuinvariants import settings
 from pytest_gpuinvariants.hardware import gates
+from pytest_gpuinvariants.invariants import no_import_side_effects
 
 
 def _boolean(value: object) -> str | None:
@@ -68,6 +70,23 @@ def _requirement(value: object) -> str | None:
     except InvalidRequirement:
         return "a package and its versions such as 'flashinfer-python>=0.7'"
     return "a package and its versions, and nothing else" if wanted.extras or wanted.marker or wanted.url else None
+
+
+def _texts(check: Callable[[str], bool], wants: str) -> Callable[[object], str | None]:
+    def checked(value: object) -> str | None:
+        values = [value] if isinstance(value, str) else list(value) if isinstance(value, Collection) else []
+        right = values and all(isinstance(one, str) and check(one) for one in values)
+        return None if right else wants
+
+    return checked
+
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def _seconds(value: object) -> str | None:
+    right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return None if right else "a number of seconds above 0"
 
 
 def _setting(name: str) -> Callable[[object], str | None]:
@@ -156,14 +175,20 @@ NO_IMPLICIT_SYNC = Marker(
 KNOWN_FAULT = Marker(
     "known_fault",
     (
-        Argument("finding", "finding", _text, required=True, positional=True),
+        Argument(
+            "finding",
+            "finding",
+            _texts(lambda text: bool(text.strip()), "a finding's id, or several in a list"),
+            required=True,
+            positional=True,
+        ),
         Argument("package", "package", _text, required=True),
         Argument("versions", "versions", _versions, required=True),
         Argument("reason", "reason", _text, required=True),
         Argument("called_from", "called_from=None", _text),
     ),
     "strict expected failure: while the package's version is in the range, the test must fail with this finding's "
-    "id and nothing else.",
+    "id and nothing else; of several ids, with each.",
 )
 _OR_NEWER = Argument("or_newer", "or_newer=False", _boolean)
 _HOST_ONLY = Argument("host_only", "host_only=False", _boolean)
@@ -211,7 +236,30 @@ REQUIRES: tuple[Marker, ...] = (
     Marker("requires_cuda", (_VERSIONS,), "needs a torch that is built for a CUDA of these versions, '>=12.8'."),
     Marker("requires_package", (_PACKAGE,), "needs an installed package, 'flashinfer-python>=0.7'."),
 )
-MARKERS: dict[str, Marker] = {marker.name: marker for marker in (NO_IMPLICIT_SYNC, *REQUIRES, KNOWN_FAULT)}
+NO_IMPORT_SIDE_EFFECTS = Marker(
+    no_import_side_effects.NAME,
+    (
+        Argument(
+            "modules",
+            "modules",
+            _texts(lambda name: _MODULE.fullmatch(name) is not None, "a module's dotted name, or several in a list"),
+            required=True,
+            positional=True,
+        ),
+        Argument(
+            "kinds",
+            "kinds=...",
+            _texts(no_import_side_effects.KINDS.__contains__, ", ".join(no_import_side_effects.KINDS)),
+        ),
+        Argument("allow", "allow=None", _texts(lambda text: bool(text.strip()), "a pattern, or several in a list")),
+        Argument("timeout", "timeout=120", _seconds),
+    ),
+    "the module's import, in a fresh process, must not initialise CUDA, change the environment, read vLLM's "
+    "configuration, write files, start threads or processes, use the network or change global state.",
+)
+MARKERS: dict[str, Marker] = {
+    marker.name: marker for marker in (NO_IMPLICIT_SYNC, *REQUIRES, KNOWN_FAULT, NO_IMPORT_SIDE_EFFECTS)
+}
 
 
 def bind(marker: Marker, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:

@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 import pytest
 
-from pytest_gpuinvariants import markers, regions, session
+from pytest_gpuinvariants import imports, markers, regions, session
 from pytest_gpuinvariants.events import Launch
 from pytest_gpuinvariants.findings import Finding, InvariantViolation, section
 from pytest_gpuinvariants.hardware import gates
 from pytest_gpuinvariants.hardware.facts import MachineFacts
 from pytest_gpuinvariants.hardware.machine import Machine, MachineKind
 from pytest_gpuinvariants.integrations import torch_repr
-from pytest_gpuinvariants.invariants import host_only, no_implicit_sync
+from pytest_gpuinvariants.invariants import host_only, no_implicit_sync, no_import_side_effects
 from pytest_gpuinvariants.known_faults import KnownFault
 from pytest_gpuinvariants.monitor import Region
 from pytest_gpuinvariants.record import TestRecord
@@ -39,7 +39,8 @@ def refusal(run: session.Run, item: pytest.Item) -> str | None:
         return reason
     if markers.arguments(item, no_implicit_sync.NAME) is not None:
         return run.unverifiable
-    return None
+    imported = markers.arguments(item, no_import_side_effects.NAME)
+    return imports.refusal(run, imported) if imported is not None else None
 
 
 def begin(run: session.Run, item: pytest.Item) -> None:
@@ -141,7 +142,10 @@ def policed(run: session.Run, item: pytest.Item, body: bool = False, teardown: b
     stated = markers.stated_gates(item)
     on_gpu = dict.fromkeys(name for name, _ in stated if gates.GATES[name].gpu)
     sync = markers.arguments(item, no_implicit_sync.NAME)
+    imported = markers.arguments(item, no_import_side_effects.NAME)
     try:
+        if body and imported is not None:
+            imports.check(run, imported)
         with ExitStack() as guards:
             if on_gpu and not teardown:
                 for name in on_gpu:

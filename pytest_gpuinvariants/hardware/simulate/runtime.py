@@ -114,12 +114,23 @@ class SimulatedRuntime:
         self._faces = [
             ctypes.CDLL(str(face), mode=ctypes.RTLD_GLOBAL) for face in (*libraries.faces, *libraries.extras)
         ]
+        self._devices = (_CProfile * count)(*(self._device(profile, index) for index in range(count)))
         self._callback: Callable[[SimulatedCall], None] | None = None
         # One for life: the C side keeps only its address, and a thread may be on its way into it.
         self._listener = _LISTENER(self._receive)
-        devices = (_CProfile * count)(*(self._device(profile, index) for index in range(count)))
-        if error := self._core.sim_configure(devices, count, libraries.cuda_version):
+        if error := self._core.sim_configure(self._devices, count, libraries.cuda_version):
             raise RuntimeError(f"the simulated CUDA runtime refused its configuration (error {error})")
+
+    @property
+    def recipe(self) -> dict[str, object]:
+        """How another process opens the same machine with ``ctypes`` alone: libraries, and what to configure."""
+        libraries = (self.libraries.core, *self.libraries.faces, *self.libraries.extras)
+        return {
+            "libraries": [str(library) for library in libraries],
+            "devices": bytes(self._devices).hex(),
+            "count": self.count,
+            "cuda_version": self.libraries.cuda_version,
+        }
 
     @staticmethod
     def _device(profile: Profile, index: int) -> _CProfile:

@@ -37,7 +37,11 @@ static CUresult device_of(CUcontext context, int *device) {
 
 API cuInit(unsigned int flags) { return flags ? CUDA_ERROR_INVALID_VALUE : drv(sim_ready()); }
 API cuDriverGetVersion(int *version) { *version = sim_driver_version; return CUDA_SUCCESS; }
-API cuDeviceGetCount(int *count) { *count = sim_device_count; return CUDA_SUCCESS; }
+API cuDeviceGetCount(int *count) {
+  if (!sim_initialized()) return CUDA_ERROR_NOT_INITIALIZED;
+  *count = sim_device_count;
+  return CUDA_SUCCESS;
+}
 API cuDeviceGet(CUdevice *device, int ordinal) {
   if (ordinal < 0 || ordinal >= sim_device_count) return CUDA_ERROR_INVALID_DEVICE;
   *device = ordinal;

@@ -62,6 +62,7 @@ int sim_ready(void) {
   touched = 1;
   return sim_device_count ? cudaSuccess : cudaErrorNoDevice;
 }
+int sim_initialized(void) { return touched; }
 
 SIM_EXPORT int sim_configure(const sim_profile *profiles, int count, int driver_version) {
   if (count < 1 || count > SIM_MAX_DEVICES || sim_device_count) return cudaErrorInvalidValue;

@@ -36,6 +36,7 @@ API cudaInitDevice(int device, unsigned int flags, unsigned int mask) { (void)fl
 API cudaDriverGetVersion(int *version) { if (!version) RETURN(cudaErrorInvalidValue); *version = sim_driver_version; return cudaSuccess; }
 API cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 API cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+  sim_ready(); /* initialises; what a device is, a forked child may ask, too */
   RETURN(sim_attribute((int)attribute, device, value));
 }
 
@@ -48,6 +49,7 @@ static int get(int attribute, int device) {
 API cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
   if (!out) RETURN(cudaErrorInvalidValue);
   if (device < 0 || device >= sim_device_count) RETURN(cudaErrorInvalidDevice);
+  sim_ready();
   const sim_profile *is = &sim_profiles[device];
   memset(out, 0, sizeof *out);
   snprintf(out->name, sizeof out->name, "%s", is->name);

@@ -55,6 +55,7 @@ extern int sim_device_count, sim_driver_version;
 extern sim_profile sim_profiles[SIM_MAX_DEVICES];
 extern _Thread_local int sim_current_device;
 int sim_ready(void); /* 0, or the error every call returns after a fork */
+int sim_initialized(void); /* whether a call has been made that initialises CUDA */
 
 /* Memory.  Errors are CUDA runtime codes, which the driver's share for these cases. */
 int sim_malloc(void **out, size_t bytes, int device);
