@@ -1,0 +1,1 @@
+"""What the imports of vLLM, FlashInfer and their foundations do."""
