@@ -85,14 +85,16 @@ def check(run: session.Run, arguments: Mapping[str, object]) -> None:
     assert isinstance(timeout, int | float)
     request = Request(_names(arguments["modules"]), _kinds(arguments), timeout, _simulated(run))
     patterns = _names(arguments.get("allow", ()))
+    problem = None
     try:
         effects = record(request)
     except ImportNotVerifiedError as error:
-        current.findings += _judge(error.effects, patterns, current)
-        pytest.fail(f"not verified: {error}", pytrace=False)
+        problem, effects = str(error), error.effects
     found = _judge(effects, patterns, current)
-    current.armed(rule.NAME)
     current.findings += found
+    if problem is not None:
+        pytest.fail(f"not verified: {problem}", pytrace=False)
+    current.armed(rule.NAME)
     if found:
         if current.thread != threading.get_native_id():
             current.unraised += found  # no exception would bring them to the test's report

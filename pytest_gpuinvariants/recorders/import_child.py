@@ -344,6 +344,13 @@ def _simulate(recipe: dict[str, Any]) -> None:
         raise RuntimeError(f"the simulated card refused its configuration (error {error})")
 
 
+def _traceback(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    plumbing = (__file__, importlib.__file__)
+    kept = [one for one in frames if one.filename not in plumbing and not one.filename.startswith("<frozen importlib")]
+    return "".join(traceback.format_list(kept)).rstrip()
+
+
 def _main() -> None:
     with open(sys.argv[1]) as file:
         request = json.load(file)
@@ -364,7 +371,7 @@ def _main() -> None:
             importlib.import_module(name)
         except BaseException as error:
             text = "".join(traceback.format_exception_only(error)).strip()
-            watch.write(failed=name, error_text=text, trace=traceback.format_exc())
+            watch.write(failed=name, error_text=text, trace=_traceback(error))
             break
     watch.finish()
     watch.write(done=True)
