@@ -100,6 +100,15 @@ class Launch(ApiCall):
     library: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MulticastRequest:
+    """Code was about to create an NVLink multicast object; ``api`` is the function that does it."""
+
+    api: str
+    thread: Thread
+    stack: Stack
+
+
 Event = Copy | Synchronization | Allocation | Launch
 EVENT_TYPES: tuple[type[ApiCall], ...] = (Copy, Synchronization, Allocation, Launch)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,11 +16,14 @@ from pytest_gpuinvariants.allowances import Allowance
 from pytest_gpuinvariants.children.channel import Setup
 from pytest_gpuinvariants.children.child import name_of_this_process, police
 from pytest_gpuinvariants.children.parent import Children
+from pytest_gpuinvariants.events import MulticastRequest
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.hardware.machine import Machine, MachineError, MachineKind, choose
-from pytest_gpuinvariants.integrations import vllm_sync
+from pytest_gpuinvariants.integrations import multicast, vllm_sync
+from pytest_gpuinvariants.invariants import multicast as multicast_rule
 from pytest_gpuinvariants.monitor import Monitor
 from pytest_gpuinvariants.record import TestRecord
+from pytest_gpuinvariants.recorders import stacks
 from pytest_gpuinvariants.recorders.choice import make_recorder
 from pytest_gpuinvariants.report.summary import Summary
 from pytest_gpuinvariants.settings import Settings
@@ -39,6 +44,8 @@ class Run:
     summary: Summary = field(default_factory=Summary)
     environment: environment.Before = field(default_factory=dict)
     faking: Faking | None = None
+    guards: ExitStack = field(default_factory=ExitStack)
+    """What is in place for the whole run, and is taken away at its end."""
 
     def __post_init__(self) -> None:
         simulated = self.machine.kind is MachineKind.SIMULATED
@@ -73,6 +80,19 @@ class Run:
         for allowance in self.exemptions(found):
             left -= allowance.takes(found, left)
         return replace(found, count=left) if left else None
+
+    def refuse_multicast(self, label: str) -> None:
+        """Take down who asked for NVLink multicast, in the test's record and in the summary.
+
+        Raises:
+            MulticastRefusedError: always.
+        """
+        thread = stacks.current_thread(threading.get_native_id())
+        request = MulticastRequest(api=label, thread=thread, stack=stacks.capture(self.settings.full_stacks))
+        self.summary.refused[label] += 1
+        if self.current is not None:
+            self.current.notes.append(multicast_rule.check(request))
+        raise multicast.refusal(label)
 
     @functools.cached_property
     def known_markers(self) -> frozenset[str]:
@@ -110,6 +130,9 @@ def start(config: pytest.Config) -> Run:
         watch_lazy_gates()
     if simulated or machine.kind is MachineKind.REAL:
         run.monitor = Monitor(make_recorder(simulated, chosen.full_stacks), run.exemptions)
+        if not chosen.allow_multicast:
+            run.guards.callback(environment.restore, environment.set_variables(multicast.ENVIRONMENT))
+            run.guards.enter_context(multicast.install(run.refuse_multicast))
     return run
 
 
@@ -155,6 +178,7 @@ def _simulated(run: Run) -> None:
 
 def stop(run: Run) -> None:
     """End a run and put its environment variables back.  A simulated GPU stays until the process ends."""
+    run.guards.close()
     environment.restore(run.environment)
     run.children.close()
     if run in _runs:

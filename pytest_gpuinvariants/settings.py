@@ -149,6 +149,14 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "show whole Python stacks: torch's own frames and the test runner's too",
     ),
+    Option(
+        "allow_multicast",
+        "--gpu-allow-multicast",
+        False,
+        _read_bool,
+        "",
+        "let code under test create NVLink multicast objects (mnnvl workspaces, NVLS), which are refused otherwise",
+    ),
 )
 
 
@@ -169,6 +177,7 @@ class Settings:
     mode: str
     strict_allowances: bool
     full_stacks: bool
+    allow_multicast: bool
     allowances: tuple[allowances.Exemption, ...] = ()
 
 

@@ -26,7 +26,9 @@ def configure(pytester: pytest.Pytester, *args: str, ini: str = "") -> pytest.Co
 
 
 def test_defaults(pytester: pytest.Pytester) -> None:
-    expected = Settings("auto", DEFAULT_KINDS, 0, mode="error", strict_allowances=False, full_stacks=False)
+    expected = Settings(
+        "auto", DEFAULT_KINDS, 0, mode="error", strict_allowances=False, full_stacks=False, allow_multicast=False
+    )
     assert resolve(configure(pytester)) == expected
 
 

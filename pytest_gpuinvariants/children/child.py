@@ -12,7 +12,7 @@ from pytest_gpuinvariants.allowances import VLLM, Allowance
 from pytest_gpuinvariants.children.channel import VARIABLE, Reader
 from pytest_gpuinvariants.events import Allocation, Copy, Event, Synchronization
 from pytest_gpuinvariants.findings import Finding, Tally
-from pytest_gpuinvariants.integrations import vllm_sync
+from pytest_gpuinvariants.integrations import multicast, vllm_sync
 from pytest_gpuinvariants.invariants import no_implicit_sync
 from pytest_gpuinvariants.monitor import Monitor, Region
 from pytest_gpuinvariants.recorders.choice import make_recorder
@@ -126,6 +126,8 @@ def prepare() -> None:
 def join() -> None:
     """Police this process, if a parent asks for it.  Also vLLM's general plugin; a second call does nothing."""
     global _monitor
+    if not _has_a_run_of_its_own():
+        multicast.join()
     reader = _channel() if _monitor is None else None
     if reader is None:
         return

@@ -31,6 +31,7 @@ class WorkerOutput(TypedDict):
 
     launches: int
     unsupported: list[str]
+    refused: dict[str, int]
 
 
 @dataclass
@@ -42,6 +43,8 @@ class Summary:
     standing: tuple[str, ...] = ()
     """Labels of the ini file's exemptions, which no test states."""
     warmup: dict[str, list[str]] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Multicast creations that were refused, by function."""
     _simulated: Simulated | None = None
     _launches: int = 0
     _unsupported: list[str] = field(default_factory=list)
@@ -68,15 +71,18 @@ class Summary:
         """What this process saw of its simulated runtime."""
         runtime = self._simulated
         if runtime is None:
-            return {"launches": self._launches, "unsupported": self._unsupported}
+            return {"launches": self._launches, "unsupported": self._unsupported, "refused": dict(self.refused)}
         return {
+            "refused": dict(self.refused),
             "launches": self._launches + runtime.launches,
             "unsupported": list(dict.fromkeys([*self._unsupported, *runtime.unsupported])),
         }
 
     def merge(self, output: Mapping[str, object]) -> None:
         """Add what a worker saw."""
-        launches, names = output.get("launches"), output.get("unsupported")
+        launches, names, refused = output.get("launches"), output.get("unsupported"), output.get("refused")
+        if isinstance(refused, Mapping):
+            self.refused.update(refused)
         if isinstance(launches, int):
             self._launches += launches
         if isinstance(names, Iterable):
@@ -112,6 +118,8 @@ class Summary:
         for nodeid, lines in self.warmup.items() if verbose else ():
             yield f"warm-up of {nodeid}:"
             yield from (f"  {line}" for line in lines)
+        for label, count in self.refused.items():
+            yield f"NVLink multicast refused: {label}, {count} time{'s' if count != 1 else ''} (--gpu-allow-multicast)"
         output = self.output
         if self.verdicts and output["launches"]:
             yield (
