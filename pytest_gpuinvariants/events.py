@@ -109,6 +109,27 @@ class MulticastRequest:
     stack: Stack
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendResolved:
+    """A resolver answered: ``accepted`` backends, the preferred one first, for a process group (by ``id``)."""
+
+    accepted: tuple[str, ...]
+    group: int
+    in_context: bool
+    thread: Thread
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendAsked:
+    """A workspace of this backend was asked for, for a process group (by ``id``)."""
+
+    backend: str
+    group: int
+    thread: Thread
+    stack: Stack
+
+
 Event = Copy | Synchronization | Allocation | Launch
 EVENT_TYPES: tuple[type[ApiCall], ...] = (Copy, Synchronization, Allocation, Launch)
 

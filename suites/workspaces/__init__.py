@@ -1,0 +1,1 @@
+"""vLLM's and FlashInfer's workspaces: no hidden global decides which one is used."""
