@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpuinvariants.hardware.fakes import parse_fake, parse_layers
-from pytest_gpuinvariants.hardware.gates import refusal_sm90
+from pytest_gpuinvariants.hardware.gates import refusal
 from pytest_gpuinvariants.hardware.machine import Machine, MachineKind, check_choice
+from tests.made_facts import Made
 
 
 @pytest.mark.parametrize(
@@ -87,4 +88,4 @@ def test_card_and_fake_and_kind_give_the_verdict(
     machine = replace(CARDS[card], fake=parse_layers(f"real{fake}")[1])
     for only, expected in ((True, host_only), (False, kernels)):
         seen = machine.seen(only)
-        assert refusal_sm90(seen, seen.capability, or_newer=False, host_only=only) == expected
+        assert refusal(Made(seen, seen.capability), [("requires_sm90", {"host_only": only})]) == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from pytest_gpuinvariants.hardware import gates
 from pytest_gpuinvariants.hardware.gates import GATES, NAMED, Capability, in_family, read_memory, refusal, satisfies
 from pytest_gpuinvariants.hardware.machine import UNUSED, Machine, MachineKind
+from tests.made_facts import Made
 
 CAPABILITIES: list[Capability] = [
     *((7, 0), (7, 2), (7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0)),
@@ -23,30 +23,6 @@ EXACT: dict[str, set[Capability]] = {
     "requires_sm103": {(10, 3)},
     "requires_sm120": {(12, 0), (12, 1)},
 }
-
-
-@dataclass(frozen=True)
-class Made:
-    """Facts made up."""
-
-    machine: Machine
-    capability: Capability | None
-    count: int = 1
-    memory_bytes: int = 80 << 30
-    nvlink: str | None = "there is 1 GPU"
-    cuda_version: str | None = "13.0"
-    packages: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.machine.label
-
-    @property
-    def absence(self) -> str:
-        return self.machine.absence
-
-    def package_version(self, name: str) -> str | None:
-        return self.packages.get(name)
 
 
 def made(kind: MachineKind, label: str, capability: Capability | None, **facts: Any) -> Made:
