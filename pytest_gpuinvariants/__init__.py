@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pytest_gpuinvariants.decorators import (
     MarkerArgumentError,
+    fresh_config_context,
     known_fault,
     requires_cuda,
     requires_gpu_memory,
@@ -23,6 +24,7 @@ from pytest_gpuinvariants.decorators import (
 )
 from pytest_gpuinvariants.findings import Finding, InvariantViolation
 from pytest_gpuinvariants.imports import assert_no_import_side_effects, no_import_side_effects
+from pytest_gpuinvariants.integrations.singletons import Singleton, Treatment
 from pytest_gpuinvariants.regions import InvariantWarning, allow_sync, no_implicit_sync
 
 __version__ = "0.1.0"
@@ -32,9 +34,12 @@ __all__ = [
     "InvariantViolation",
     "InvariantWarning",
     "MarkerArgumentError",
+    "Singleton",
+    "Treatment",
     "__version__",
     "allow_sync",
     "assert_no_import_side_effects",
+    "fresh_config_context",
     "known_fault",
     "no_implicit_sync",
     "no_import_side_effects",

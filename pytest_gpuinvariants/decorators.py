@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import pytest
@@ -139,6 +139,36 @@ def _package(requirement: str) -> None:
     """
 
 
+class FreshConfigContext(Decorator):
+    """See the marker ``fresh_config_context``."""
+
+    def __init__(self, args: tuple[object, ...] = (), **kwargs: object) -> None:
+        super().__init__(markers.FRESH_CONFIG_CONTEXT, args, **kwargs)
+
+    @overload  # type: ignore[override]
+    def __call__(self, target: T, /) -> T: ...
+    @overload
+    def __call__(
+        self,
+        *,
+        strict: bool = False,
+        allow_reads: str | Iterable[str] = (),
+        singletons: str | Iterable[str] = (),
+        may_leave: str | Iterable[str] = (),
+    ) -> FreshConfigContext: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Decorate, or take arguments first.
+
+        Args:
+            strict: a read of vLLM's current configuration outside of a context is a finding.
+            allow_reads: patterns for ``module.qualname`` of readers that may.
+            singletons: patterns for names of state that the test may make or find; it is destroyed all the same.
+            may_leave: patterns for names of state that the test may leave for what runs after it.
+        """
+        target = target_of(args, kwargs)
+        return FreshConfigContext(args, **kwargs) if target is None else self._apply(target)
+
+
 class KnownFault(Decorator):
     """See the marker ``known_fault``."""
 
@@ -186,4 +216,5 @@ requires_gpu_memory = Gate(_memory, "requires_gpu_memory")
 requires_nvlink = Gate(_nvlink, "requires_nvlink")
 requires_cuda = Gate(_cuda, "requires_cuda")
 requires_package = Gate(_package, "requires_package")
+fresh_config_context = FreshConfigContext()
 known_fault = KnownFault()

@@ -1,4 +1,4 @@
-"""What recorders see: calls of the CUDA API, with the Python stack that made them."""
+"""What recorders see, with the Python stack that made it: calls of the CUDA API, configuration reads, global state."""
 
 from __future__ import annotations
 
@@ -150,3 +150,51 @@ class ImportEffect:
     thread: Thread
     stack: Stack
     process: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigRead:
+    """A read of vLLM's current configuration while none is set.
+
+    ``function`` is the getter, ``answer`` what the reader got: ``None``, ``a default`` or the name of
+    an exception.  The stack begins with the reader.
+    """
+
+    function: str
+    answer: str
+    thread: Thread
+    stack: Stack
+
+    @property
+    def reader(self) -> str:
+        """``module.qualname`` of the reader."""
+        return self.stack[0].qualified if self.stack else "a native thread"
+
+
+class Change(StrEnum):
+    """How process-wide state was not what it should have been."""
+
+    LEFT = "left"
+    """It came into being, and was still there at the end."""
+    CHANGED = "changed"
+    """It had another value at the end."""
+    INHERITED = "inherited"
+    """It was there from the beginning, or a fixture of wider scope made it, and it could not be moved away."""
+    ASIDE = "aside"
+    """It was there before, and was set aside for the time of the test."""
+    KEPT = "kept"
+    """A fixture of wider scope changed it: that is the fixture's to undo."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChange:
+    """Process-wide state that a test made, changed or found.
+
+    ``name`` is that of the registry's entry.  The stack is that of its creation, or of its last change.
+    """
+
+    name: str
+    change: Change
+    detail: str
+    thread: Thread
+    stack: Stack

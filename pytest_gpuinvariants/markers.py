@@ -236,6 +236,7 @@ REQUIRES: tuple[Marker, ...] = (
     Marker("requires_cuda", (_VERSIONS,), "needs a torch that is built for a CUDA of these versions, '>=12.8'."),
     Marker("requires_package", (_PACKAGE,), "needs an installed package, 'flashinfer-python>=0.7'."),
 )
+_PATTERNS = _texts(lambda text: bool(text.strip()), "a pattern such as 'vllm.*', or several in a list")
 NO_IMPORT_SIDE_EFFECTS = Marker(
     no_import_side_effects.NAME,
     (
@@ -251,14 +252,26 @@ NO_IMPORT_SIDE_EFFECTS = Marker(
             "kinds=...",
             _texts(no_import_side_effects.KINDS.__contains__, ", ".join(no_import_side_effects.KINDS)),
         ),
-        Argument("allow", "allow=None", _texts(lambda text: bool(text.strip()), "a pattern, or several in a list")),
+        Argument("allow", "allow=None", _PATTERNS),
         Argument("timeout", "timeout=120", _seconds),
     ),
     "the module's import, in a fresh process, must not initialise CUDA, change the environment, read vLLM's "
     "configuration, write files, start threads or processes, use the network or change global state.",
 )
+FRESH_CONFIG_CONTEXT = Marker(
+    "fresh_config_context",
+    (
+        Argument("strict", "strict=False", _boolean),
+        Argument("allow_reads", "allow_reads=()", _PATTERNS),
+        Argument("singletons", "singletons=()", _PATTERNS),
+        Argument("may_leave", "may_leave=()", _PATTERNS),
+    ),
+    "the test inherits no process-wide state and leaves none: no ambient vLLM configuration, workspace, process group, "
+    "changed mode or environment variable; strict forbids reads of the configuration outside of a context.",
+)
 MARKERS: dict[str, Marker] = {
-    marker.name: marker for marker in (NO_IMPLICIT_SYNC, *REQUIRES, KNOWN_FAULT, NO_IMPORT_SIDE_EFFECTS)
+    marker.name: marker
+    for marker in (NO_IMPLICIT_SYNC, FRESH_CONFIG_CONTEXT, NO_IMPORT_SIDE_EFFECTS, *REQUIRES, KNOWN_FAULT)
 }
 
 

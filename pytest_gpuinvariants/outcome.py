@@ -15,7 +15,7 @@ from pytest_gpuinvariants.hardware import gates
 from pytest_gpuinvariants.hardware.facts import MachineFacts
 from pytest_gpuinvariants.hardware.machine import Machine, MachineKind
 from pytest_gpuinvariants.integrations import torch_repr
-from pytest_gpuinvariants.invariants import host_only, no_implicit_sync, no_import_side_effects
+from pytest_gpuinvariants.invariants import fresh_config_context, host_only, no_implicit_sync, no_import_side_effects
 from pytest_gpuinvariants.known_faults import KnownFault
 from pytest_gpuinvariants.monitor import Region
 from pytest_gpuinvariants.record import TestRecord
@@ -57,6 +57,9 @@ def begin(run: session.Run, item: pytest.Item) -> None:
         pytest.fail("\n".join(problems), pytrace=False)
     if reason := refusal(run, item):
         regions.skip(reason)
+    fresh = markers.arguments(item, fresh_config_context.NAME)
+    if fresh is not None:
+        run.fresh.begin(item, fresh, run.current)
 
 
 @contextmanager
@@ -121,6 +124,7 @@ def reaching(run: session.Run, item: pytest.Item) -> Iterator[None]:
             yield
     finally:
         run.leave_fake()
+        run.fresh.detach()
         run.current = None
 
 
@@ -155,7 +159,14 @@ def policed(run: session.Run, item: pytest.Item, body: bool = False, teardown: b
             if body and sync is not None:
                 _warm_up(run, item, sync)
                 guards.enter_context(_no_sync(run, sync))
-            yield
+            try:
+                yield
+            finally:
+                if teardown:
+                    run.fresh.end()
+                problem = run.fresh.reads() if body else None
+        if problem is not None and not record.unraised:
+            regions.skip(f"not verified: {problem}")
     except pytest.skip.Exception:
         _raise_what_is_left(record)  # a test that skips itself does not undo what it did
         raise
@@ -176,6 +187,10 @@ def _judge_fault(record: TestRecord, item: pytest.Item, violated: bool, report: 
     fault = KnownFault(**arguments) if arguments is not None else None  # type: ignore[arg-type]
     if fault is None or not fault.applies or report.outcome == "skipped":
         return
+    guarded = markers.arguments(item, fresh_config_context.NAME) is not None
+    if report.when == "call" and report.outcome == "passed" and guarded and not record.findings:
+        record.fault_undecided = True  # what a test leaves is known when it is torn down
+        return
     mismatch = fault.mismatch(record.findings)
     if mismatch is None and report.outcome == "passed":
         record.known_fault = True  # as a warning, or caught by the test: no failure to expect
@@ -193,6 +208,12 @@ def _judge_fault(record: TestRecord, item: pytest.Item, violated: bool, report: 
         report.sections.append(("known_fault (strict)", f"{text}\n{fault.description}"))
 
 
+def _is_undecided(record: TestRecord, item: pytest.Item) -> bool:
+    """Whether the teardown of a guarded test says something about its known fault."""
+    late = any(found not in record.told for found in record.findings)
+    return record.fault_undecided or (late and markers.arguments(item, fresh_config_context.NAME) is not None)
+
+
 def _skip_reason(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")
@@ -206,6 +227,11 @@ def _lead_with_the_line_at_fault(report: pytest.TestReport, error: InvariantViol
         crash.message = str(error)
 
 
+def _label(machine: Machine) -> str:
+    """The hardware of a verdict; state of the process can be policed without any."""
+    return machine.label if machine.kind in (MachineKind.REAL, MachineKind.SIMULATED) else "a host without a GPU"
+
+
 def finish(run: session.Run, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Give the report of a phase its sections; that of the last one, the verdict and all properties."""
     record = run.current
@@ -215,17 +241,17 @@ def finish(run: session.Run, item: pytest.Item, call: pytest.CallInfo[None], rep
     if isinstance(error, InvariantViolation):
         record.reported = True
         _lead_with_the_line_at_fault(report, error)
-    if record.finished and report.when == "call":
+    if record.finished and (report.when == "call" or _is_undecided(record, item)):
         _judge_fault(record, item, isinstance(error, InvariantViolation), report)
     if not record.known_fault or report.outcome == "failed":
         record.note_outcome(report.outcome, _skip_reason(report) if report.outcome == "skipped" else "")
-    if report.when == "call":
+    if report.when != "setup":
         told = error.findings if isinstance(error, InvariantViolation) else ()
         _add_sections(record, told, report)
     # The exception on its way took precedence; what it kept back is in the report's sections.
     record.unraised.clear()
     if report.when == "teardown":
-        label = _machine(run, item).label
+        label = _label(_machine(run, item))
         verdict = record.verdict(label)
         stated = any(markers.arguments(item, name) is not None for name in markers.MARKERS)
         if verdict is None or not (stated or record.invariants or record.reason.startswith(verdicts.NOT_VERIFIED)):
@@ -236,10 +262,17 @@ def finish(run: session.Run, item: pytest.Item, call: pytest.CallInfo[None], rep
 
 
 def _add_sections(record: TestRecord, told: tuple[Finding, ...], report: pytest.TestReport) -> None:
-    if untold := [found for found in record.findings if found not in told]:
+    known = {*told, *record.told}
+    if untold := [found for found in record.findings if found not in known]:
         report.sections.append(("invariants that do not hold", section(untold)))
-    if record.notes:
-        report.sections.append(("notes", section(record.notes)))
+    if notes := [found for found in record.notes if found not in known]:
+        report.sections.append(("notes", section(notes)))
+    record.told += (*told, *untold, *notes)
+    if report.when != "call":
+        return
+    if record.config_reads:
+        lines = (f"{count} x {reader}" for reader, count in record.config_reads.items())
+        report.sections.append(("config reads outside of a context", "\n".join(lines)))
     covered = [found for allowance in record.allowances.values() for found in allowance.calls.violations]
     if covered:
         report.sections.append(("allowed calls", section(covered)))

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpuinvariants import markers, outcome, settings
 from pytest_gpuinvariants import session as state
+from pytest_gpuinvariants.fresh import Singletons
 
 _RUN = pytest.StashKey[state.Run]()
 
@@ -107,6 +108,28 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     outcome.begin(run, item)
     with outcome.policed(run, item):
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """Note the process-wide state that a fixture of wider scope than a test makes."""
+    with request.config.stash[_RUN].fresh.setting_up(fixturedef, request):
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Note what it undoes."""
+    if _RUN in request.config.stash:
+        request.config.stash[_RUN].fresh.torn_down(fixturedef)
+
+
+@pytest.fixture
+def gpu_singletons(request: pytest.FixtureRequest) -> Singletons:
+    """Register process-wide state of your own, for a test marked ``fresh_config_context``."""
+    return Singletons(request.config.stash[_RUN].fresh)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

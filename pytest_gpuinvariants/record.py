@@ -38,6 +38,14 @@ class TestRecord:
     reported: bool = False
     """A violation is the reason of a failure."""
     known_fault: bool = False
+    fault_undecided: bool = False
+    """The body passed without the known fault, which the teardown may still bring."""
+    told: list[Finding] = field(default_factory=list)
+    """Findings and notes that a report has shown."""
+    config_reads: dict[str, int] = field(default_factory=dict)
+    """Reads of vLLM's configuration outside of a context, by reader, the most frequent first."""
+    limits: str = ""
+    """What a verdict does not cover."""
     reason: str = ""
     """Of a skip."""
 
@@ -75,7 +83,8 @@ class TestRecord:
         if self.outcome == "failed":
             return f"failed on {machine}"
         # Passed: but what was not policed was not verified.
-        return f"verified on {machine}" if self.invariants else None
+        limits = f" ({self.limits})" if self.limits else ""
+        return f"verified on {machine}{limits}" if self.invariants else None
 
     @property
     def properties(self) -> list[verdicts.Property]:
@@ -85,4 +94,5 @@ class TestRecord:
         found += verdicts.of_findings(verdicts.NOTE, self.notes)
         found += verdicts.of_findings(verdicts.WARMUP, self.warmup)
         found += verdicts.of_allowances(self.allowances.values())
+        found += ((verdicts.CONFIG_READ, f"{count} x {reader}") for reader, count in self.config_reads.items())
         return found

@@ -18,6 +18,7 @@ from pytest_gpuinvariants.children.child import name_of_this_process, police
 from pytest_gpuinvariants.children.parent import Children
 from pytest_gpuinvariants.events import MulticastRequest
 from pytest_gpuinvariants.findings import Finding
+from pytest_gpuinvariants.fresh import Fresh
 from pytest_gpuinvariants.hardware.machine import Machine, MachineError, MachineKind, choose
 from pytest_gpuinvariants.integrations import multicast, vllm_sync
 from pytest_gpuinvariants.invariants import multicast as multicast_rule
@@ -49,6 +50,8 @@ class Run:
 
     def __post_init__(self) -> None:
         simulated = self.machine.kind is MachineKind.SIMULATED
+        self.fresh = Fresh(self.settings.full_stacks)
+        self.summary.remarks = self.fresh.remarks
         self.children = Children(Setup(self.machine.profile if simulated else None, self.settings.full_stacks))
 
     def enter_fake(self) -> None:
@@ -178,6 +181,7 @@ def _simulated(run: Run) -> None:
 
 def stop(run: Run) -> None:
     """End a run and put its environment variables back.  A simulated GPU stays until the process ends."""
+    run.fresh.end()
     run.guards.close()
     environment.restore(run.environment)
     run.children.close()

@@ -19,6 +19,10 @@ class _Calling(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        # The module keeps its own loader, which knows more than this one: its source, its resources.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._finder.imported()
 

@@ -45,6 +45,10 @@ class Summary:
     warmup: dict[str, list[str]] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     """Multicast creations that were refused, by function."""
+    config_reads: Counter[str] = field(default_factory=Counter)
+    """Reads of vLLM's configuration outside of a context, by reader."""
+    remarks: list[str] = field(default_factory=list)
+    """What no report of a test could tell."""
     _simulated: Simulated | None = None
     _launches: int = 0
     _unsupported: list[str] = field(default_factory=list)
@@ -65,6 +69,9 @@ class Summary:
                 self.allowed[reason] += int(count)
             elif name == verdicts.WARMUP:
                 self.warmup.setdefault(report.nodeid, []).append(str(value))
+            elif name == verdicts.CONFIG_READ:
+                count, _, reader = str(value).partition(" x ")
+                self.config_reads[reader] += int(count)
 
     @property
     def output(self) -> WorkerOutput:
@@ -100,7 +107,7 @@ class Summary:
         """The summary, one statement a line; none when there is nothing to say.
 
         Args:
-            verbose: list what happened in warm-up.
+            verbose: list what happened in warm-up, and the reads of the configuration outside of a context.
             strict: an exemption that covered nothing is an error.
         """
         order = ("violated on", "violated", "failed", "known fault", "verified", verdicts.NOT_VERIFIED)
@@ -120,6 +127,10 @@ class Summary:
             yield from (f"  {line}" for line in lines)
         for label, count in self.refused.items():
             yield f"NVLink multicast refused: {label}, {count} time{'s' if count != 1 else ''} (--gpu-allow-multicast)"
+        yield from self.remarks
+        if verbose and self.config_reads:
+            yield "reads of vLLM's configuration outside of a context:"
+            yield from (f"  {count} x {reader}" for reader, count in self.config_reads.most_common())
         output = self.output
         if self.verdicts and output["launches"]:
             yield (

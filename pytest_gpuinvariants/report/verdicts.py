@@ -14,6 +14,7 @@ FINDING = "gpuinvariants.finding"
 NOTE = "gpuinvariants.note"
 WARMUP = "gpuinvariants.warmup"
 ALLOWED = "gpuinvariants.allowed"
+CONFIG_READ = "gpuinvariants.config_read"
 
 NOT_VERIFIED = "not verified"
 PREFIX = "gpuinvariants."
