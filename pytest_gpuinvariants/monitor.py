@@ -46,7 +46,7 @@ class Monitor:
         self.recorder = recorder
         self._standing = standing
         self._entries: list[Region | Allowance] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may fork inside of it
         self._wanted: frozenset[type[ApiCall]] = frozenset()
         self._broken: BaseException | None = None
         self._start_thread = threading.Thread.start
@@ -85,12 +85,23 @@ class Monitor:
             broken, self._broken = self._broken, None
             raise RecorderError(f"the {self.recorder.name} recorder failed; nothing was verified") from broken
 
+    def before_fork(self) -> None:
+        """Wait until no thread is in the middle of arming or disarming: the child would inherit the half of it."""
+        self._lock.acquire()
+
+    def after_fork(self) -> None:
+        """Go on, in the process that has forked."""
+        self._lock.release()
+
     def forget(self) -> None:
-        """Drop everything that is armed, in a process that was forked off: another thread may hold the lock."""
-        self._lock = threading.Lock()
-        with self._lock:
-            self._entries = []
-            self._subscribe()
+        """Drop everything that is armed, in a process that was forked off: it is the parent's."""
+        self._lock = threading.RLock()
+        self._entries = []
+        self._broken = None
+        if self._wanted:
+            threading.Thread.start = self._start_thread  # type: ignore[method-assign]
+            self._wanted = frozenset()
+        self.recorder.forget()
 
     def _settle(self) -> None:
         try:

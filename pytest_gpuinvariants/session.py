@@ -14,7 +14,7 @@ import pytest
 from pytest_gpuinvariants import allowances, environment, markers, scan, settings
 from pytest_gpuinvariants.allowances import Allowance
 from pytest_gpuinvariants.children.channel import Setup
-from pytest_gpuinvariants.children.child import name_of_this_process, police
+from pytest_gpuinvariants.children.child import follow
 from pytest_gpuinvariants.children.parent import Children
 from pytest_gpuinvariants.events import MulticastRequest
 from pytest_gpuinvariants.findings import Finding
@@ -141,8 +141,6 @@ def start(config: pytest.Config) -> Run:
 
 def activate(run: Run) -> None:
     """Make a run the current one, for regions inside tests."""
-    if not _runs:
-        os.register_at_fork(after_in_child=_forked)
     _runs.append(run)
 
 
@@ -151,20 +149,26 @@ def is_running() -> bool:
     return bool(_runs)
 
 
+def _before_fork() -> None:
+    for run in _runs:
+        if run.monitor is not None:
+            run.monitor.before_fork()
+
+
+def _after_fork() -> None:
+    for run in _runs:
+        if run.monitor is not None:
+            run.monitor.after_fork()
+
+
 def _forked() -> None:
     """In a process forked off a test: what was armed there is not armed here, but for ``children=True``."""
     for run in _runs:
-        if run.monitor is None:
-            continue
-        reader = run.children.reader
-        run.monitor.forget()
-        if reader is None:
-            continue
-        if run.monitor.recorder.follows_forks:
-            police(run.monitor, reader)
-        else:
-            problem = f"it was forked, where {run.monitor.recorder.name} can not follow"
-            reader.tell_unpoliced(f"{name_of_this_process()}: {problem}")
+        if run.monitor is not None:
+            follow(run.monitor, run.children.reader)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked)
 
 
 def _simulated(run: Run) -> None:

@@ -19,7 +19,6 @@ class Fake:
     """A recorder that says what it was asked and hands over what a test makes up."""
 
     name = "fake"
-    follows_forks = True
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -34,6 +33,10 @@ class Fake:
 
     def stop(self) -> None:
         self.log.append("stop")
+        self.sink = None
+
+    def forget(self) -> None:
+        self.log.append("forget")
         self.sink = None
 
     def happen(self, event: Event) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from pytest_gpuinvariants.children.channel import VARIABLE, Reader
 from pytest_gpuinvariants.events import Allocation, Copy, Event, Synchronization
 from pytest_gpuinvariants.findings import Finding, Tally
 from pytest_gpuinvariants.integrations import multicast, vllm_sync
+from pytest_gpuinvariants.integrations.after_import import after_import
 from pytest_gpuinvariants.invariants import no_implicit_sync
 from pytest_gpuinvariants.monitor import Monitor, Region
 from pytest_gpuinvariants.recorders.choice import make_recorder
@@ -36,6 +40,7 @@ class _Written(Tally):
         super().__init__()
         self._reader = reader
         self._counts: dict[tuple[int, Finding], int] = {}
+        self._process = os.getpid()
         atexit.register(self._write_totals)
 
     def add(self, item: Finding, count: int = 1) -> None:
@@ -52,6 +57,8 @@ class _Written(Tally):
         self._reader.write(region=region, finding=asdict(found), count=count, exact=exact)
 
     def _write_totals(self) -> None:
+        if os.getpid() != self._process:
+            return  # forked off: these are the parent's
         for (region, found), count in self._counts.items():
             if count > _EXACT:
                 self._write(region, found, count, exact=True)
@@ -98,15 +105,43 @@ def police(monitor: Monitor, reader: Reader) -> None:
     monitor.enter(region)
 
 
+@contextmanager
+def _told(reader: Reader) -> Iterator[None]:
+    """Policing may fail: the child must run on as if nothing were there, and the parent's test is not verified."""
+    try:
+        yield
+    except Exception as error:
+        reader.write(error=f"{name_of_this_process()}: {error}")
+
+
+def follow(monitor: Monitor, reader: Reader | None) -> None:
+    """Police a process that was forked off, in place of what was armed in its parent.
+
+    Args:
+        monitor: the parent's.
+        reader: None where no one asks for children.
+    """
+    monitor.forget()
+    if reader is None:
+        return
+
+    def start() -> None:
+        with _told(reader):
+            police(monitor, reader)
+
+    # CUPTI comes with torch, which is not ours to import.
+    if reader.setup.simulate is not None or "torch" in sys.modules:
+        start()
+    else:
+        after_import("torch", start)
+
+
 def _channel() -> Reader | None:
     """The channel of this process, None where there is none to be found or it is a test's own process."""
     folder = os.environ.get(VARIABLE)
     if folder is None or _has_a_run_of_its_own():
         return None
-    try:
-        return Reader(Path(folder))
-    except (OSError, ValueError):
-        return None  # the run that opened it has ended
+    return Reader.find(Path(folder))
 
 
 def prepare() -> None:
@@ -117,10 +152,8 @@ def prepare() -> None:
     from pytest_gpuinvariants.hardware.profiles import parse_profile
     from pytest_gpuinvariants.hardware.simulate.runtime import open_runtime
 
-    try:
+    with _told(reader):
         open_runtime(*parse_profile(reader.setup.simulate))
-    except Exception as error:
-        reader.write(error=f"{name_of_this_process()}: {error}")
 
 
 def join() -> None:
@@ -131,13 +164,15 @@ def join() -> None:
     reader = _channel() if _monitor is None else None
     if reader is None:
         return
-    try:
+    with _told(reader):
         policing = Monitor(make_recorder(reader.setup.simulate is not None, reader.setup.full_stacks), exemptions)
         police(policing, reader)
         _monitor = policing
-    except Exception as error:
-        # The child must run on as if nothing were there; the parent's test is not verified.
-        reader.write(error=f"{name_of_this_process()}: {error}")
+        os.register_at_fork(
+            before=policing.before_fork,
+            after_in_parent=policing.after_fork,
+            after_in_child=functools.partial(follow, policing, reader),
+        )
 
 
 def _has_a_run_of_its_own() -> bool:

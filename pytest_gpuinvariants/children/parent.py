@@ -106,7 +106,7 @@ class Children:
     @property
     def reader(self) -> Reader | None:
         """The child's end, for a process that was forked off this one; None when nothing asks for children."""
-        return Reader(self._folder) if self._folder is not None and self._users else None
+        return Reader.find(self._folder) if self._folder is not None and self._users else None
 
 
 def _finding(values: dict[str, Any]) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from pytest_gpuinvariants.integrations.after_import import after_import
 MODULE = "vllm.utils.gpu_sync_debug"
 REASON = "vLLM's gpu_sync_allowed()"
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may fork inside of it
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _depth = 0
 _switched: list[ModuleType] = []
 _stop_waiting: Callable[[], None] | None = None

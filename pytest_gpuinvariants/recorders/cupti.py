@@ -3,6 +3,9 @@
 CUPTI admits one subscriber in a process, so this recorder subscribes when a region is armed and
 leaves at its end.  Where another tool holds CUPTI, nothing can be verified, and that is what the
 test says.
+
+A process that is forked off before CUDA is initialised inherits the subscription and can subscribe
+anew.  One that is forked off later gets an error from every call, so that there is nothing to hear.
 """
 
 from __future__ import annotations
@@ -29,12 +32,32 @@ _TOOLS = {
     "cudadebugger": "cuda-gdb",
 }
 _INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+
+_in_use = False  # CUDA was initialised before the last fork, by this process or by one that it was forked off
 
 
 def mapped_libraries() -> list[str]:
     """Paths of the shared objects in this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return list(dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if line.count("/") and ".so" in line))
+
+
+def cuda_is_initialized() -> bool:
+    """Whether CUDA is initialised in this process.  Loads no library and initialises nothing."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
+
+
+def _before_fork() -> None:
+    global _in_use
+    _in_use = _in_use or cuda_is_initialized()
+
+
+os.register_at_fork(before=_before_fork)
 
 
 def _libcupti() -> str:
@@ -79,7 +102,6 @@ class CuptiRecorder:
     """Turns calls of the real runtime and driver into events."""
 
     name = "CUPTI"
-    follows_forks = False  # a process keeps the CUPTI that it was forked with, which hears nothing there
 
     def __init__(self, full_stacks: bool = False, libraries: tuple[str, str] | None = None) -> None:
         """Prepare to record.
@@ -91,6 +113,7 @@ class CuptiRecorder:
         self._hearing = native.Hearing(full_stacks)
         self._libraries = libraries
         self._library: ctypes.CDLL | None = None
+        self._nothing_to_hear = False  # forked off a process that uses CUDA: no call can succeed here
 
     def _open(self) -> ctypes.CDLL:
         """The native library, bound to torch's CUPTI; made at the first region, when torch may be imported."""
@@ -107,6 +130,8 @@ class CuptiRecorder:
 
     def start(self, sink: Sink, wanted: frozenset[type[ApiCall]]) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        if self._nothing_to_hear:
+            return
         try:
             library, listener = self._open(), self._hearing.begin(sink, Copy in wanted, from_allocator=True)
         except native_build.NativeBuildError as problem:
@@ -128,6 +153,15 @@ class CuptiRecorder:
 
     def stop(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
-        if self._library is not None:
-            self._library.gi_cupti_stop()
+        self._unsubscribe()
         self._hearing.end()
+
+    def forget(self) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        self._nothing_to_hear = _in_use
+        self._unsubscribe()
+        self._hearing.forget()
+
+    def _unsubscribe(self) -> None:
+        if self._library is not None and not self._nothing_to_hear:
+            self._library.gi_cupti_stop()

@@ -247,6 +247,15 @@ class Hearing:
         if failure is not None:
             raise RuntimeError("a CUDA call could not be told") from failure
 
+    def forget(self) -> None:
+        """End in a process that was forked off: what was not handed over yet is the parent's to hand over."""
+        if self._library is not None:
+            self._library.gi_drop_aside()
+            self._library.gi_take_counts(self._keys, self._counts)
+        self._named = {}
+        self._failure = None
+        self.end()
+
     def _depend_on(self, variable: ContextVar[int] | None) -> None:
         assert self._library is not None
         if variable is not self._variable:

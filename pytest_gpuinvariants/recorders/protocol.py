@@ -30,11 +30,6 @@ class Recorder(Protocol):
         """Short name for reports, for example ``simulator``."""
         ...
 
-    @property
-    def follows_forks(self) -> bool:
-        """Whether it can record in a process that was forked off this one."""
-        ...
-
     def start(self, sink: Sink, wanted: frozenset[type[ApiCall]]) -> None:
         """Hand events of the ``wanted`` types to ``sink``; those that can not matter may be left out.
 
@@ -53,4 +48,8 @@ class Recorder(Protocol):
         Raises:
             Exception: a call could not be told since ``start``.  The recorder is stopped all the same.
         """
+        ...
+
+    def forget(self) -> None:
+        """Be stopped in a process that was forked off, and drop what the parent has still to use up."""
         ...

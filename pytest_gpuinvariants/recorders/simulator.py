@@ -13,7 +13,6 @@ class SimulatorRecorder:
     """Turns calls of the simulated runtime into events."""
 
     name = "simulator"
-    follows_forks = True
 
     def __init__(self, runtime: SimulatedRuntime, full_stacks: bool = False) -> None:
         self._runtime = runtime
@@ -35,3 +34,8 @@ class SimulatorRecorder:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         self._runtime.attach(None)
         self._hearing.end()
+
+    def forget(self) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        self._runtime.attach(None)
+        self._hearing.forget()

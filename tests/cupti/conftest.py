@@ -69,6 +69,16 @@ def fake(fake_library: Path) -> Iterator[FakeCuda]:
 
 
 @pytest.fixture
+def allocator(fake_library: Path, tmp_path: Path) -> Path:
+    """A library that is called as torch's allocator is, and makes CUDA calls."""
+    target = tmp_path / "libc10_cuda_fake.so"
+    source = Path(__file__).parent / "allocator.c"
+    compiler = os.environ.get("CC", "gcc")
+    subprocess.run([compiler, "-O0", "-shared", "-fPIC", "-o", target, source, fake_library], check=True)
+    return target
+
+
+@pytest.fixture
 def recorder(fake_library: Path) -> Iterator[CuptiRecorder]:
     made = CuptiRecorder(libraries=(str(fake_library), str(fake_library)))
     yield made

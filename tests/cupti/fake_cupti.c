@@ -27,7 +27,7 @@ static void *with;
 static const char *held;
 static int refusal;
 static char enabled[3][2048];
-static int questions, subscriptions;
+static int questions, subscriptions, initialized;
 
 int cuptiSubscribe_v2(void **subscriber, callback function, void *user, options *options) {
   if (held) {
@@ -73,9 +73,14 @@ int cuCtxGetDevice(int *device) {
   *device = 3;
   return 0;
 }
+int cuDeviceGetCount(int *count) {
+  *count = 1;
+  return initialized ? 0 : 3;
+}
 
 void fake_hold(const char *name) { held = name; }
 void fake_refuse(int error) { refusal = error; }
+void fake_initialize(int state) { initialized = state; }
 int fake_questions(void) { return questions; }
 int fake_subscriptions(void) { return subscriptions; }
 int fake_is_subscribed(void) { return subscribed != NULL; }
@@ -89,4 +94,10 @@ int fake_fire(int site, int domain, int id, const char *function, const void *pa
   if (site) now.result = &result;
   subscribed(with, domain, (uint32_t)id, &now);
   return 1;
+}
+
+/* So many calls without a return to Python. */
+void fake_repeat(int domain, int id, const void *parameters, int times) {
+  for (int i = 0; i < times; i++)
+    for (int site = 0; site < 2; site++) fake_fire(site, domain, id, "function", parameters, 0, "kernel");
 }

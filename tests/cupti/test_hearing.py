@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -180,14 +178,10 @@ def test_vllms_allowed_regions_at_one_line(
 
 
 def test_a_call_of_the_allocator_waits_for_the_interpreter(
-    fake: FakeCuda, fake_library: Path, recorder: CuptiRecorder, tmp_path: Path
+    fake: FakeCuda, allocator: Path, recorder: CuptiRecorder
 ) -> None:
-    target = tmp_path / "libc10_cuda_fake.so"
-    source = Path(__file__).parent / "allocator.c"
-    compiler = os.environ.get("CC", "gcc")
-    subprocess.run([compiler, "-O0", "-shared", "-fPIC", "-o", target, source, fake_library], check=True)
     parameters = (ctypes.c_uint64 * 2)(0, 64)
-    released, held = ctypes.CDLL(str(target)), ctypes.PyDLL(str(target))
+    released, held = ctypes.CDLL(str(allocator)), ctypes.PyDLL(str(allocator))
     events: list[Event] = []
     told_in_the_call: list[int] = []
 

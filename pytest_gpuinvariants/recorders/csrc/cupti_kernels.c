@@ -67,9 +67,16 @@ static const char *keep(const char *library) {
   return "";
 }
 
+/* fork() while another thread holds the lock would leave it locked in the child for ever. */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+static void watch_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+
 void kernels_prepare(void) {
   void *frame;
   backtrace(&frame, 1); /* loads the unwinder */
+  pthread_once(&once, watch_forks);
 }
 
 kernel kernel_of(uint64_t key, const char *symbol) {

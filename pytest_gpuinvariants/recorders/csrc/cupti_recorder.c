@@ -94,7 +94,6 @@ static const call calls[][IDS] = {
 /* ---- state ---------------------------------------------------------------------------------------- */
 
 static void *subscriber;
-static pid_t subscribed_in; /* the process: one that was forked off must leave CUPTI alone */
 static gi_listener listener;
 static uint32_t wanted;     /* classes; 0 while stopped */
 static uint32_t generation; /* of the subscription: a thread may have left the last one inside a call */
@@ -332,7 +331,7 @@ EXPORT int gi_cupti_stop(void) {
   __atomic_store_n(&wanted, 0u, __ATOMIC_RELEASE);
   __atomic_store_n(&listener, NULL, __ATOMIC_RELEASE);
   if (!subscriber) return 0;
-  int result = subscribed_in == getpid() ? cupti.unsubscribe(subscriber) : 0;
+  int result = cupti.unsubscribe(subscriber);
   subscriber = NULL;
   return result;
 }
@@ -363,7 +362,6 @@ EXPORT int gi_cupti_start(gi_listener hears, uint32_t classes, char *holder, siz
     subscriber = NULL;
     return result;
   }
-  subscribed_in = getpid();
   generation++;
   __atomic_store_n(&listener, hears, __ATOMIC_RELEASE);
   __atomic_store_n(&wanted, classes, __ATOMIC_RELEASE);

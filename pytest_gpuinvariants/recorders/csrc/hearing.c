@@ -171,6 +171,9 @@ EXPORT void gi_tell_aside(void) {
   for (size_t i = 0; i < count; i++) gi_hear(&aside.events[i]);
 }
 
+/* Drop what this thread has set aside: after a fork it is the parent's to tell. */
+EXPORT void gi_drop_aside(void) { aside.count = 0; }
+
 static int tell_aside_soon(void *unused) {
   (void)unused;
   gi_tell_aside();
