@@ -169,3 +169,50 @@ def test_a_recorder_that_breaks_verifies_nothing(monitor: Monitor, fake: Fake) -
     fake.happen(sync())
     monitor.leave(fine)
     assert counts(fine) == [1]
+
+
+def test_what_is_armed_is_forgotten_in_a_process_that_was_forked_off(monitor: Monitor, fake: Fake) -> None:
+    start = threading.Thread.start
+    armed = region()
+    monitor.enter(armed)
+    monitor.forget()
+    assert fake.log == ["start Synchronization", "forget"]
+    assert threading.Thread.start is start
+    mine = region()
+    monitor.enter(mine)
+    fake.happen(sync())
+    monitor.leave(mine)
+    assert counts(armed, mine) == [0, 1]
+
+
+def test_a_fork_waits_until_another_thread_has_armed(monitor: Monitor, fake: Fake) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    start = fake.start
+
+    def slow_start(sink: Sink, wanted: frozenset[type[ApiCall]]) -> None:
+        begun.set()
+        assert may_end.wait(10)
+        start(sink, wanted)
+
+    fake.start = slow_start  # type: ignore[method-assign]
+    armed = region()
+    arming = threading.Thread(target=monitor.enter, args=(armed,))
+    arming.start()
+    assert begun.wait(10)
+    log_at_the_fork: list[str] = []
+
+    def fork() -> None:
+        monitor.before_fork()
+        log_at_the_fork.extend(fake.log)
+        monitor.after_fork()
+
+    forking = threading.Thread(target=fork)
+    forking.start()
+    forking.join(0.1)
+    assert forking.is_alive()
+    may_end.set()
+    arming.join()
+    forking.join(10)
+    assert log_at_the_fork == ["start Synchronization"]
+    monitor.leave(armed)
+    assert fake.log[-1] == "stop"

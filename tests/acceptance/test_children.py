@@ -63,13 +63,8 @@ WAYS = """
 def test_findings_of_children_come_back_with_their_process_named(run: Run, workers: tuple[str, ...]) -> None:
     result = run(WAYS, "-W", "ignore:This process:DeprecationWarning", *workers)
     printed = text(result)
-    names = ["worker-spawn", "worker-forkserver", "doomed", "in-region", "python"]
-    if "gpu: real" in printed:  # CUPTI does not follow a fork, which is told
-        result.assert_outcomes(failed=5, passed=2, skipped=1)
-    else:
-        result.assert_outcomes(failed=6, passed=2)
-        names.append("worker-fork")
-    for name in names:
+    result.assert_outcomes(failed=6, passed=2)
+    for name in ("worker-spawn", "worker-fork", "worker-forkserver", "doomed", "in-region", "python"):
         assert f"  process: {name} (pid " in printed
     result.stdout.fnmatch_lines(["*cudaDeviceSynchronize: blocks until the device is idle (2 times)*"])
     assert "process: free" not in printed
@@ -257,10 +252,7 @@ def test_exemptions_hold_in_children(run: Run, pytester: pytest.Pytester, method
         def test_by_the_child(): start(allowed)
         """
     )
-    if "gpu: real" in text(result) and method == "fork":
-        result.assert_outcomes(skipped=2)
-    else:
-        result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=2)
 
 
 def test_many_calls_of_a_child_are_counted(run: Run) -> None:
