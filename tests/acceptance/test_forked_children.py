@@ -175,4 +175,4 @@ def test_the_totals_of_a_child_are_not_told_again_by_what_it_forks_off(run: Run)
     )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["sync: cudaStreamSynchronize: *(1500 times)"])
-    assert text(result).count("  process: ") == 1
+    assert text(result).count("\nsync: cudaStreamSynchronize: ") == 1
