@@ -236,9 +236,8 @@ def main() -> None:
         return
     print(f"arming and disarming a region: {entering(monitor):.0f} us")
     rows = measure(monitor, arguments.pairs)
-    print(
-        f"{'work':28}{'armed with':32}{'bare us':>9}{'armed us':>9}{'first us':>9}{'ratio':>8}  95% interval    findings"
-    )
+    titles = f"{'bare us':>9}{'armed us':>9}{'first us':>9}{'ratio':>8}  95% interval    findings a call"
+    print(f"{'work':28}{'armed with':32}{titles}")
     for row in rows:
         print(
             f"{row.work:28}{row.armed_with:32}{row.bare_us:9.2f}{row.armed_us:9.2f}{row.first_us:9.0f}{row.ratio:8.4f}"

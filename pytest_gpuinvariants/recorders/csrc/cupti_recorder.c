@@ -100,6 +100,7 @@ static uint32_t generation; /* of the subscription: a thread may have left the l
 
 static _Thread_local struct {
   uint32_t generation;
+  uint32_t thread; /* asked for once: a system call may take longer than all the rest */
   int depth;   /* recorded runtime calls under way */
   int hearing; /* the listener runs: what it calls is no event */
 } self;
@@ -111,7 +112,7 @@ static void deliver(gi_event *event) {
   self.hearing = 1;
   if (cuda.current_device(&device)) device = 0;
   event->device = device;
-  event->thread = (uint64_t)gettid();
+  event->thread = self.thread;
   hears(event);
   self.hearing = 0;
 }
@@ -294,7 +295,8 @@ static void on_call(void *user, int32_t domain, uint32_t id, const callback_data
   uint32_t classes = __atomic_load_n(&wanted, __ATOMIC_RELAXED);
   if (!classes || !made->api) return;
   if (self.generation != generation) {
-    self.generation = generation;
+    self.generation = generation; /* a process that was forked off subscribes anew */
+    self.thread = (uint32_t)gettid();
     self.depth = 0;
   }
   if (domain == RUNTIME) {
