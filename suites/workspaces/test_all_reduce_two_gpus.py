@@ -88,7 +88,7 @@ class TestTwoGpus:
 @requires_gpus(2, host_only=True)
 @requires_sm90(host_only=True)
 def test_simulated_two_gpus_up_to_the_first_kernel(tmp_path: Path) -> None:
-    """The simulated cards have no shared memory between processes: creation fails, cleanly, on both ranks."""
+    """NVIDIA's Python bindings bring a CUDA runtime that is not simulated: creation fails on both ranks, cleanly."""
     profile = session.current().machine.profile
     if profile is None:
         pytest.skip("for simulated cards: on real ones the tests above do all of it")
