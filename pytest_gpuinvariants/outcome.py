@@ -254,7 +254,8 @@ def finish(run: session.Run, item: pytest.Item, call: pytest.CallInfo[None], rep
         label = _label(_machine(run, item))
         verdict = record.verdict(label)
         stated = any(markers.arguments(item, name) is not None for name in markers.MARKERS)
-        if verdict is None or not (stated or record.invariants or record.reason.startswith(verdicts.NOT_VERIFIED)):
+        refused = record.refused or record.reason.startswith(verdicts.NOT_VERIFIED)
+        if verdict is None or not (stated or record.invariants or refused):
             return
         properties = [(verdicts.GPU, label), *record.properties, (verdicts.VERDICT, verdict)]
         item.user_properties += properties

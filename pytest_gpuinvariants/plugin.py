@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 import pytest
@@ -44,15 +44,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker.line)
     run = _start(config)
     state.activate(run)
+    if run.accounts.ledger is not None:
+        config.pluginmanager.register(_Collecting(run), "gpuinvariants-collecting")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Reporting(run), "gpuinvariants-reporting")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In an xdist worker, tell the controller what the simulated runtime saw."""
+    """In an xdist worker, tell the controller what the simulated runtime saw, and what collection has not found."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["gpuinvariants"] = dict(session.config.stash[_RUN].summary.output)
+        run = session.config.stash[_RUN]
+        output["gpuinvariants"] = {**run.summary.output, **run.accounts.output}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -156,31 +159,56 @@ def pytest_runtest_makereport(
     return report
 
 
+class _Collecting:
+    """Registered with a ledger: sees what collection finds, in the process that collects."""
+
+    def __init__(self, run: state.Run) -> None:
+        self._accounts = run.accounts
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """What is left out has not vanished."""
+        self._accounts.deselected(items)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Find what has."""
+        self._accounts.collected(session)
+
+
 class _Reporting:
     """Registered where results are told: not in an xdist worker."""
 
     def __init__(self, run: state.Run) -> None:
         self._run = run
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file that skips itself; a worker sends such reports too."""
+        self._run.accounts.file_skipped(self._run.config, report)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count the verdict."""
         self._run.summary.add(report)
+        self._run.accounts.add(report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: _WorkerNode) -> None:
         """Take in what an xdist worker saw; one that crashed has nothing to say."""
-        self._run.summary.merge(getattr(node, "workeroutput", {}).get("gpuinvariants", {}))
+        output = getattr(node, "workeroutput", {}).get("gpuinvariants", {})
+        self._run.summary.merge(output)
+        self._run.accounts.merge(output)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """With strict allowances, one that matched nothing fails the run."""
-        if self._run.settings.strict_allowances and self._run.summary.unmatched and not session.exitstatus:
+        """What is owed fails the run; with strict allowances, so does one that matched nothing."""
+        run = self._run
+        run.accounts.settle(session)
+        owed = run.accounts.shortfalls or (run.settings.strict_allowances and run.summary.unmatched)
+        if owed and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say what was verified, and on which hardware."""
         verbose = terminalreporter.verbosity >= 2
-        lines = list(self._run.summary.lines(verbose, self._run.settings.strict_allowances))
+        lines = [*self._run.summary.lines(verbose, self._run.settings.strict_allowances), *self._run.accounts.lines()]
         if lines:
             terminalreporter.write_sep("=", "gpuinvariants")
             for line in lines:

@@ -48,6 +48,8 @@ class TestRecord:
     """What a verdict does not cover."""
     reason: str = ""
     """Of a skip."""
+    refused: str = ""
+    """Why something could not be verified: it was not, also where someone turns the skip into a pass."""
 
     def armed(self, invariant: str) -> None:
         """An invariant was stated and is policed."""
@@ -79,12 +81,17 @@ class TestRecord:
         if self.findings:
             return f"violated on {machine}"
         if self.outcome == "skipped":
-            return self.reason if self.reason.startswith(verdicts.NOT_VERIFIED) else f"not verified: {self.reason}"
+            own = not self.reason.startswith(verdicts.NOT_VERIFIED)
+            return f"{verdicts.SKIPPED}: {self.reason}" if own else self.reason
         if self.outcome == "failed":
             return f"failed on {machine}"
-        # Passed: but what was not policed was not verified.
+        # Passed: but what was not policed, or did not run, was not verified.
+        if self.refused or not self.invariants:
+            return self.refused or None
+        if not self.finished:
+            return f"{verdicts.NOT_VERIFIED}: the test was not called"
         limits = f" ({self.limits})" if self.limits else ""
-        return f"verified on {machine}{limits}" if self.invariants else None
+        return f"verified on {machine}{limits}"
 
     @property
     def properties(self) -> list[verdicts.Property]:

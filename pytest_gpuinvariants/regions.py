@@ -50,7 +50,9 @@ class _Entered(Generic[_V]):
 
 
 def skip(reason: str) -> NoReturn:
-    """Skip the test, at its own place in the file."""
+    """Skip the test, at its own place in the file; its record keeps why, should the skip be caught."""
+    if session.is_running() and (record := session.current().current) is not None:
+        record.refused = reason
     raise pytest.skip.Exception(reason, _use_item_location=True)
 
 

@@ -42,7 +42,8 @@ def _python_files(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
-def _mentions(path: Path) -> bool:
+def mentions(path: Path) -> bool:
+    """Whether a file names a marker or this package."""
     try:
         return _WORDS.search(path.read_bytes()) is not None
     except OSError:
@@ -87,6 +88,6 @@ def uses_invariants(config: pytest.Config) -> bool:
         for parent in start.absolute().parents
         if parent.is_relative_to(config.rootpath)
     }
-    return any(_mentions(path) for path in above) or any(
-        _mentions(path) for start in starts for path in _python_files(start)
+    return any(mentions(path) for path in above) or any(
+        mentions(path) for start in starts for path in _python_files(start)
     )

@@ -26,6 +26,8 @@ from pytest_gpuinvariants.monitor import Monitor
 from pytest_gpuinvariants.record import TestRecord
 from pytest_gpuinvariants.recorders import stacks
 from pytest_gpuinvariants.recorders.choice import make_recorder
+from pytest_gpuinvariants.report import ledger
+from pytest_gpuinvariants.report.accounts import Accounts
 from pytest_gpuinvariants.report.summary import Summary
 from pytest_gpuinvariants.settings import Settings
 
@@ -43,6 +45,7 @@ class Run:
     monitor: Monitor | None = None
     current: TestRecord | None = None
     summary: Summary = field(default_factory=Summary)
+    accounts: Accounts = field(default_factory=Accounts)
     environment: environment.Before = field(default_factory=dict)
     faking: Faking | None = None
     guards: ExitStack = field(default_factory=ExitStack)
@@ -119,10 +122,11 @@ def start(config: pytest.Config) -> Run:
     """
     try:
         chosen = settings.resolve(config)
+        accounts = _accounts(config, chosen)
         machine = choose(chosen.gpu, chosen.gpu != "auto" or scan.uses_invariants(config))
     except (MachineError, settings.SettingError) as error:
         raise pytest.UsageError(str(error)) from error
-    run = Run(config, chosen, machine)
+    run = Run(config, chosen, machine, accounts=accounts)
     run.summary.standing = tuple(exemption.label for exemption in chosen.allowances)
     simulated = machine.kind is MachineKind.SIMULATED
     if simulated:
@@ -137,6 +141,18 @@ def start(config: pytest.Config) -> Run:
             run.guards.callback(environment.restore, environment.set_variables(multicast.ENVIRONMENT))
             run.guards.enter_context(multicast.install(run.refuse_multicast))
     return run
+
+
+def _accounts(config: pytest.Config, chosen: Settings) -> Accounts:
+    if not chosen.ledger:
+        if chosen.ledger_update:
+            raise settings.SettingError("--gpu-ledger-update: there is no ledger to update: give --gpu-ledger too")
+        return Accounts(chosen.require_verified)
+    try:
+        expected = ledger.read(config.rootpath / chosen.ledger, must_exist=not chosen.ledger_update)
+    except ledger.LedgerError as error:
+        raise settings.SettingError(f"--gpu-ledger: {error}") from error
+    return Accounts(chosen.require_verified, expected, chosen.ledger_update)
 
 
 def activate(run: Run) -> None:

@@ -61,6 +61,12 @@ def _read_mode(value: object) -> str:
     return str(value)
 
 
+def _read_required(value: object) -> str:
+    if value not in ("any", "real", "no"):
+        raise ValueError(f"{value!r} is not any, real or no")
+    return str(value)
+
+
 def _read_choice(value: object) -> str:
     return check_choice(str(value).strip())
 
@@ -157,6 +163,25 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "let code under test create NVLink multicast objects (mnnvl workspaces, NVLS), which are refused otherwise",
     ),
+    Option(
+        "require_verified",
+        "--gpu-require-verified",
+        "no",
+        _read_required,
+        "WHERE",
+        "a test file that states invariants, and of which nothing was checked, fails the run: on any hardware, or on "
+        "real hardware (any, real; default: no)",
+    ),
+    Option(
+        "ledger",
+        "--gpu-ledger",
+        "",
+        str,
+        "FILE",
+        "expected tests: one that vanished, or was not checked as the file says, fails the run; relative to the root "
+        "folder",
+    ),
+    Option("ledger_update", "--gpu-ledger-update", False, _read_bool, "", "write what this run reached to the ledger"),
 )
 
 
@@ -178,6 +203,9 @@ class Settings:
     strict_allowances: bool
     full_stacks: bool
     allow_multicast: bool
+    require_verified: str
+    ledger: str
+    ledger_update: bool
     allowances: tuple[allowances.Exemption, ...] = ()
 
 

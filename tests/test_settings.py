@@ -27,7 +27,16 @@ def configure(pytester: pytest.Pytester, *args: str, ini: str = "") -> pytest.Co
 
 def test_defaults(pytester: pytest.Pytester) -> None:
     expected = Settings(
-        "auto", DEFAULT_KINDS, 0, mode="error", strict_allowances=False, full_stacks=False, allow_multicast=False
+        "auto",
+        DEFAULT_KINDS,
+        0,
+        mode="error",
+        strict_allowances=False,
+        full_stacks=False,
+        allow_multicast=False,
+        require_verified="no",
+        ledger="",
+        ledger_update=False,
     )
     assert resolve(configure(pytester)) == expected
 

@@ -98,10 +98,32 @@ class Summary:
     @property
     def unmatched(self) -> list[str]:
         """Exemptions that covered nothing in the whole run.  Without any verdict there was none to cover."""
-        if not any(not verdict.startswith(verdicts.NOT_VERIFIED) for verdict in self.verdicts):
+        if all(verdicts.level(verdict) == "seen" for verdict in self.verdicts):
             return []
         labels = dict.fromkeys([*self.allowed, *self.standing])
         return [label for label in labels if not self.allowed[label]]
+
+    def _verdict_lines(self) -> Iterator[str]:
+        """One line for each kind; where a kind has several reasons, these are below it."""
+        order = ("violated on", "violated", "failed", "known fault", "verified")
+
+        def rank(verdict: str) -> int:
+            return next((index for index, start in enumerate(order) if verdict.startswith(start)), len(order))
+
+        for verdict in sorted(self.verdicts, key=lambda text: (rank(text), text)):
+            if verdicts.level(verdict) != "seen":
+                yield f"{self.verdicts[verdict]} {verdict}"
+        for kind in (verdicts.NOT_VERIFIED, verdicts.SKIPPED):
+            reasons = {
+                verdict.removeprefix(f"{kind}: "): count
+                for verdict, count in sorted(self.verdicts.items())
+                if verdict.startswith(kind)
+            }
+            if len(reasons) == 1:
+                yield from (f"{count} {kind}: {reason}" for reason, count in reasons.items())
+            elif reasons:
+                yield f"{sum(reasons.values())} {kind}:"
+                yield from (f"  {count}: {reason}" for reason, count in reasons.items())
 
     def lines(self, verbose: bool = False, strict: bool = False) -> Iterator[str]:
         """The summary, one statement a line; none when there is nothing to say.
@@ -110,13 +132,7 @@ class Summary:
             verbose: list what happened in warm-up, and the reads of the configuration outside of a context.
             strict: an exemption that covered nothing is an error.
         """
-        order = ("violated on", "violated", "failed", "known fault", "verified", verdicts.NOT_VERIFIED)
-
-        def rank(verdict: str) -> int:
-            return next((index for index, start in enumerate(order) if verdict.startswith(start)), len(order))
-
-        for verdict in sorted(self.verdicts, key=lambda text: (rank(text), text)):
-            yield f"{self.verdicts[verdict]} {verdict}"
+        yield from self._verdict_lines()
         for reason, count in self.allowed.items():
             if count:
                 yield f"allowed: {count} call{'s' if count != 1 else ''}: {reason}"

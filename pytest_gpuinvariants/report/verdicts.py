@@ -17,6 +17,8 @@ ALLOWED = "gpuinvariants.allowed"
 CONFIG_READ = "gpuinvariants.config_read"
 
 NOT_VERIFIED = "not verified"
+SKIPPED = "skipped"
+"""The test was skipped by itself or by its user, not because something could not be verified here."""
 PREFIX = "gpuinvariants."
 
 Property = tuple[str, object]
@@ -32,3 +34,14 @@ def of_allowances(allowances: Iterable[Allowance]) -> Iterator[Property]:
     """One property for each allowance: the number of calls that it covered, and its reason."""
     for allowance in allowances:
         yield ALLOWED, f"{allowance.count} x {allowance.exemption.label}"
+
+
+def level(verdict: object) -> str:
+    """What a verdict is worth to a ledger: checked on ``real`` hardware, on ``any``, or only ``seen``.
+
+    A violation and a known fault are the result of a check, too.
+    """
+    if verdict is None or str(verdict).startswith((NOT_VERIFIED, SKIPPED)):
+        return "seen"
+    # "verified on real H200"; a card that a fake is laid over is no real one
+    return "real" if " on real " in str(verdict) and " faking " not in str(verdict) else "any"

@@ -138,7 +138,7 @@ def test_a_skip_does_not_undo_what_was_done(run: Run) -> None:
 """
     )
     result.assert_outcomes(failed=1, xfailed=1, skipped=1)
-    result.stdout.fnmatch_lines(["2 violated on *", "1 not verified: nothing to do"])
+    result.stdout.fnmatch_lines(["2 violated on *", "1 skipped: nothing to do"])
 
 
 def test_markers_that_a_conftest_adds_are_checked_too(run: Run, pytester: pytest.Pytester) -> None:
