@@ -44,8 +44,15 @@ def _at_least_one(value: object) -> str | None:
     return None if _count(value) is None and value else "a number from 1 on"
 
 
+def _major(value: object) -> str | None:
+    # 90, the number of sm_90, would be a gate that never opens.
+    right = _at_least_one(value) is None and isinstance(value, int) and value < 50
+    return None if right else "a major number such as 9: SM 9.0 is requires_sm(9, 0)"
+
+
 def _minor(value: object) -> str | None:
-    return None if value is None or _count(value) is None else "a number from 0 on, or None for any"
+    right = value is None or (_count(value) is None and isinstance(value, int) and value < 10)
+    return None if right else "a number from 0 to 9, or None for any"
 
 
 def _memory(value: object) -> str | None:
@@ -69,7 +76,9 @@ def _requirement(value: object) -> str | None:
         wanted = Requirement(str(value))
     except InvalidRequirement:
         return "a package and its versions such as 'flashinfer-python>=0.7'"
-    return "a package and its versions, and nothing else" if wanted.extras or wanted.marker or wanted.url else None
+    if wanted.extras or wanted.marker or wanted.url:
+        return "a package and its versions, and nothing else"
+    return _text(value)
 
 
 def _texts(check: Callable[[str], bool], wants: str) -> Callable[[object], str | None]:
@@ -211,7 +220,7 @@ REQUIRES: tuple[Marker, ...] = (
     Marker(
         "requires_sm",
         (
-            Argument("major", "major", _at_least_one, required=True, positional=True),
+            Argument("major", "major", _major, required=True, positional=True),
             Argument("minor", "minor=None", _minor, positional=True),
             _OR_NEWER,
             Argument("family", "family=False", _boolean),

@@ -88,7 +88,10 @@ def test_gates_are_selected_by_name(run: Run) -> None:
     ("marker", "problem"),
     [
         ("requires_gpus", "requires_gpus: argument 'n' is missing; accepted: n, host_only=False"),
-        ("requires_sm(9, 'x')", "requires_sm: argument 'minor' is 'x'; accepted: a number from 0 on, or None for any"),
+        (
+            "requires_sm(9, 'x')",
+            "requires_sm: argument 'minor' is 'x'; accepted: a number from 0 to 9, or None for any",
+        ),
         (
             "requires_cuda('12')",
             "requires_cuda: argument 'versions' is '12'; accepted: a version range such as '>=12.8'",
