@@ -107,7 +107,7 @@ def test_a_fake_and_a_simulated_card_are_not_real_hardware(run: Run) -> None:
 
 
 def test_a_run_that_is_cut_short_owes_nothing_more(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_a="def test_interrupt(): raise KeyboardInterrupt")
+    pytester.makepyfile(test_z="def test_interrupt(): raise KeyboardInterrupt")
     result = run(HOST, "--gpu", "simulate:h100", "--gpu-require-verified=real", "--gpu-ledger=x", "--gpu-ledger-update")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert not [line for line in result.outlines if line.startswith("ERROR: ")]
