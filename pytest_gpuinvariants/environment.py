@@ -23,3 +23,10 @@ def restore(before: Before) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def changed_since(then: Mapping[str, str]) -> Before:
+    """What variables were, for those that are not as they were."""
+    # pytest's own, which is another for each phase of each test.
+    names = {*then, *os.environ} - {"PYTEST_CURRENT_TEST"}
+    return {name: then.get(name) for name in sorted(names) if then.get(name) != os.environ.get(name)}

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import pytest
 
-from pytest_gpuinvariants import markers, session
+from pytest_gpuinvariants import environment, markers, session
 from pytest_gpuinvariants.allowances import Exemption
 from pytest_gpuinvariants.decorators import Decorator, MarkerArgumentError, T, target_of
 from pytest_gpuinvariants.events import ImportEffect
@@ -85,6 +85,7 @@ def check(run: session.Run, arguments: Mapping[str, object]) -> None:
     assert isinstance(timeout, int | float)
     request = Request(_names(arguments["modules"]), _kinds(arguments), timeout, _simulated(run))
     patterns = _names(arguments.get("allow", ()))
+    current.inherited = list(environment.changed_since(run.variables))
     problem = None
     try:
         effects = record(request)

@@ -274,6 +274,9 @@ def _add_sections(record: TestRecord, told: tuple[Finding, ...], report: pytest.
     if record.config_reads:
         lines = (f"{count} x {reader}" for reader, count in record.config_reads.items())
         report.sections.append(("config reads outside of a context", "\n".join(lines)))
+    if record.inherited:
+        changed = "\n".join(record.inherited)
+        report.sections.append(("variables of the fresh process that are not as the run began", changed))
     covered = [found for allowance in record.allowances.values() for found in allowance.calls.violations]
     if covered:
         report.sections.append(("allowed calls", section(covered)))

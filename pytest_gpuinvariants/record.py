@@ -44,6 +44,8 @@ class TestRecord:
     """Findings and notes that a report has shown."""
     config_reads: dict[str, int] = field(default_factory=dict)
     """Reads of vLLM's configuration outside of a context, by reader, the most frequent first."""
+    inherited: list[str] = field(default_factory=list)
+    """Environment variables that a fresh process got, and that are not as they were when the run began."""
     limits: str = ""
     """What a verdict does not cover."""
     reason: str = ""

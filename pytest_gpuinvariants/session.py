@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -48,6 +49,8 @@ class Run:
     accounts: Accounts = field(default_factory=Accounts)
     environment: environment.Before = field(default_factory=dict)
     faking: Faking | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment that the run began with."""
     guards: ExitStack = field(default_factory=ExitStack)
     """What is in place for the whole run, and is taken away at its end."""
 
@@ -140,6 +143,7 @@ def start(config: pytest.Config) -> Run:
         if not chosen.allow_multicast:
             run.guards.callback(environment.restore, environment.set_variables(multicast.ENVIRONMENT))
             run.guards.enter_context(multicast.install(run.refuse_multicast))
+    run.variables = dict(os.environ)
     return run
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpuinvariants import known_fault, no_import_side_effects
+from pytest_gpuinvariants import environment, known_fault, no_import_side_effects, session
 
 # Imports that do not reach FlashInfer.
 VLLM = (
@@ -50,7 +50,7 @@ bare_cuinit = known_fault(
 
 @pytest.fixture(autouse=True)
 def _as_a_user_starts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in SETTLED:
+    for name in {*SETTLED, *environment.changed_since(session.current().variables)}:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
 

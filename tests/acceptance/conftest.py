@@ -7,6 +7,7 @@ from typing import Protocol
 
 import pytest
 
+from pytest_gpuinvariants import environment, session
 from pytest_gpuinvariants.settings import OPTIONS
 
 
@@ -16,6 +17,16 @@ class Run(Protocol):
     def __call__(
         self, source: str, *args: str, load: tuple[str, ...] = ("-p", "gpuinvariants")
     ) -> pytest.RunResult: ...
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what imports have set in this process: vLLM's make torch ask NVML whether there is a card."""
+    for name, value in environment.changed_since(session.current().variables).items():
+        if value is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,38 @@ def test_each_effect_is_found_at_its_line(pytester: pytest.Pytester, run: Run, m
     )
     result.assert_outcomes(passed=len(EFFECTS))
     result.stdout.fnmatch_lines([f"{len(EFFECTS)} violated, and caught by the test, on simulated H100"])
+
+
+@pytest.fixture(scope="module")
+def earlier_import() -> Iterator[None]:
+    """An import in this process that sets a variable, as vLLM's does, before the test's own fixtures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GI_LEFT", "1")
+        yield
+
+
+@pytest.mark.usefixtures("earlier_import")
+def test_a_run_starts_without_what_an_import_in_this_process_has_set(run: Run) -> None:
+    run("import os\ndef test_it():\n    assert 'GI_LEFT' not in os.environ").assert_outcomes(passed=1)
+
+
+def test_what_the_fresh_process_got_from_earlier_tests_is_told(pytester: pytest.Pytester, run: Run) -> None:
+    modules(pytester, {"sets": EFFECTS["sets"][0]})
+    result = run(
+        """
+        import os
+        from pytest_gpuinvariants import assert_no_import_side_effects
+
+        def test_first():
+            assert_no_import_side_effects("json")
+            os.environ["GI_EARLIER"] = "1"
+
+        def test_it():
+            assert_no_import_side_effects("sets")
+        """
+    )
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*variables of the fresh process that are not as the run began*", "GI_EARLIER"])
 
 
 def test_what_has_no_effect_is_verified(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
