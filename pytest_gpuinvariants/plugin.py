@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from pytest_gpuinvariants import markers, outcome, settings
+from pytest_gpuinvariants import markers, order, order_child, outcome, settings
 from pytest_gpuinvariants import session as state
 from pytest_gpuinvariants.fresh import Singletons
 
@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     state.activate(run)
     if run.accounts.ledger is not None:
         config.pluginmanager.register(_Collecting(run), "gpuinvariants-collecting")
+    order_child.join(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Reporting(run), "gpuinvariants-reporting")
 
@@ -56,6 +57,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if output is not None:
         run = session.config.stash[_RUN]
         output["gpuinvariants"] = {**run.summary.output, **run.accounts.output}
+        output["gpuinvariants-order"] = order.marked(session.items)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -179,6 +181,7 @@ class _Reporting:
 
     def __init__(self, run: state.Run) -> None:
         self._run = run
+        self._order = order.begin(run)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a file that skips itself; a worker sends such reports too."""
@@ -195,6 +198,8 @@ class _Reporting:
         output = getattr(node, "workeroutput", {}).get("gpuinvariants", {})
         self._run.summary.merge(output)
         self._run.accounts.merge(output)
+        if self._order is not None:
+            self._order.modules.update(getattr(node, "workeroutput", {}).get("gpuinvariants-order", {}))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -204,6 +209,8 @@ class _Reporting:
         owed = run.accounts.shortfalls or (run.settings.strict_allowances and run.summary.unmatched)
         if owed and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._order is not None:
+            self._order.finish(session)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say what was verified, and on which hardware."""
@@ -213,3 +220,5 @@ class _Reporting:
             terminalreporter.write_sep("=", "gpuinvariants")
             for line in lines:
                 terminalreporter.write_line(line)
+        if self._order is not None:
+            self._order.tell(terminalreporter)

@@ -41,6 +41,16 @@ def _read_bytes(value: object) -> int:
     return int(str(value))
 
 
+def _read_seconds(value: object) -> float:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{value!r} is not a number of seconds above 0")
+    return seconds
+
+
 def _read_kinds(value: object) -> frozenset[str]:
     if isinstance(value, str):
         names = value.replace(",", " ").split()
@@ -182,6 +192,23 @@ OPTIONS: tuple[Option, ...] = (
         "folder",
     ),
     Option("ledger_update", "--gpu-ledger-update", False, _read_bool, "", "write what this run reached to the ledger"),
+    Option(
+        "shuffle_check",
+        "--gpu-shuffle-check",
+        False,
+        _read_bool,
+        "",
+        "after the run, run the marked tests of each module alone, in order and reversed, in fresh processes; a "
+        "verdict that depends on the order fails the run",
+    ),
+    Option(
+        "shuffle_timeout",
+        "--gpu-shuffle-timeout",
+        600.0,
+        _read_seconds,
+        "SECONDS",
+        "limit for each process of --gpu-shuffle-check (default 600)",
+    ),
 )
 
 
@@ -206,6 +233,8 @@ class Settings:
     require_verified: str
     ledger: str
     ledger_update: bool
+    shuffle_check: bool
+    shuffle_timeout: float
     allowances: tuple[allowances.Exemption, ...] = ()
 
 

@@ -37,6 +37,8 @@ def test_defaults(pytester: pytest.Pytester) -> None:
         require_verified="no",
         ledger="",
         ledger_update=False,
+        shuffle_check=False,
+        shuffle_timeout=600.0,
     )
     assert resolve(configure(pytester)) == expected
 
@@ -65,6 +67,8 @@ STEPS = [
     ("full_stacks", [], {}, "gpu_full_stacks = false", "1", False),
     ("full_stacks", [], {}, "gpu_full_stacks = yes", "0", True),
     ("full_stacks", [], {}, "", "on", True),
+    ("shuffle_check", ["--no-gpu-shuffle-check"], {}, "gpu_shuffle_check = true", None, False),
+    ("shuffle_timeout", [], {}, "gpu_shuffle_timeout = 2.5", "3", 2.5),
 ]
 
 
@@ -142,6 +146,7 @@ def test_exemptions_of_the_ini_file_count_while_their_package_is_in_range(pytest
             r"^ini option gpu_allowances: .* 'max_count' is 0; accepted",
         ),
         ([], "gpu_allowances = requires=a=b; reason=y", {}, r"^ini option gpu_allowances: .* 'requires' is 'a=b'"),
+        (["--gpu-shuffle-timeout=0"], "", {}, r"^--gpu-shuffle-timeout: '0' is not a number of seconds above 0"),
         ([], "gpu_sync_mode = loud", {}, r"^ini option gpu_sync_mode: 'loud' is not error or warn"),
         ([], "gpu_full_stacks = maybe", {}, r"^ini option gpu_full_stacks: "),
         (
