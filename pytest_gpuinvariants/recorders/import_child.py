@@ -364,9 +364,13 @@ def _main() -> None:
     if _cuda():
         watch.write(error="CUDA is initialised before the first import")
         return
+    loaded = frozenset(sys.modules)
     watch.begin()
     for name in request["modules"]:
         watch.write(importing=name)
+        if name in loaded:
+            watch.write(error="Python itself, or the program that watches, has imported it before")
+            return
         try:
             importlib.import_module(name)
         except BaseException as error:

@@ -74,6 +74,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     "leaves": ("raise SystemExit(3)", "leaves can not be imported: SystemExit: 3"),
     "ends": ("import os\nos._exit(0)", "the import of ends ended its process with exit status 0"),
     "crashes": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "the import of crashes * by SIGSEGV"),
+    "json": (
+        "",
+        "the import of json could not be watched: Python itself, or the program that watches, has imported it*",
+    ),
     "hangs": ("import time\ntime.sleep(600)", "the import of hangs did not end within 2 s"),
 }
 
@@ -136,7 +140,7 @@ def test_what_the_fresh_process_got_from_earlier_tests_is_told(pytester: pytest.
         from pytest_gpuinvariants import assert_no_import_side_effects
 
         def test_first():
-            assert_no_import_side_effects("json")
+            assert_no_import_side_effects("wave")
             os.environ["GI_EARLIER"] = "1"
 
         def test_it():
@@ -162,7 +166,7 @@ def test_what_has_no_effect_is_verified(pytester: pytest.Pytester, run: Run, mon
 
 
 def test_what_is_not_imported_never_passes(pytester: pytest.Pytester, run: Run) -> None:
-    modules(pytester, {name: body for name, (body, _) in BROKEN.items()})
+    modules(pytester, {name: body for name, (body, _) in BROKEN.items() if body or "." in name})
     source = ["import pytest"]
     for index, name in enumerate(BROKEN):
         timeout = ", timeout=2" if name == "hangs" else ""
