@@ -30,8 +30,12 @@ _OFF = {
 
 
 def name_of(item: pytest.Item) -> str:
-    """The test's name within its file: the node id's start depends on what pytest was started with."""
-    return item.nodeid.partition("::")[2]
+    """The test's name within its file.
+
+    The start of a node id depends on what pytest was started with, and xdist's groups are put at its end.
+    """
+    within = item.parent.nodeid.partition("::")[2] if item.parent is not None else ""
+    return f"{within}::{item.name}" if within else item.name
 
 
 def join(config: pytest.Config) -> None:

@@ -27,6 +27,7 @@ class TestShared:
     @pytest.mark.parametrize("name", ["x", "a::b", "[é]"])
     def test_two(self, shared, name): assert shared == [1]
 
+@pytest.mark.xdist_group("one")
 def test_three(): pass
 @pytest.mark.skip(reason="never")
 def test_four(): pass
@@ -60,7 +61,7 @@ XDIST = pytest.mark.parametrize("xdist", [False, True], ids=["one process", "xdi
 
 
 def load(xdist: bool) -> tuple[str, ...]:
-    return ("-p", "gpuinvariants", *(("-p", "xdist", "-n2") if xdist else ()))
+    return ("-p", "gpuinvariants", *(("-p", "xdist", "-n2", "--dist=loadgroup") if xdist else ()))
 
 
 @XDIST
@@ -83,7 +84,7 @@ def test_what_passes_only_after_another(run: Run, xdist: bool) -> None:
     ]
 
 
-def test_what_passes_only_before_another(run: Run) -> None:
+def test_what_passes_only_before_another(pytester: pytest.Pytester, run: Run) -> None:
     source = HEAD + ONLY_BEFORE
     assert run(source).ret == 0
     result = run(source, "--gpu-shuffle-check", "-q", "-x")
@@ -94,6 +95,8 @@ def test_what_passes_only_before_another(run: Run) -> None:
         "  in order: passed",
     ]
     assert order(result)[3].startswith("  reversed: failed in call: assert not [1]")
+    # The last process failed, the run did not.
+    assert not (pytester.path / ".pytest_cache/v/cache/lastfailed").exists()
 
 
 def test_a_crash_is_a_verdict_and_what_it_hid_is_told(pytester: pytest.Pytester, run: Run) -> None:
@@ -143,7 +146,8 @@ def test_the_processes_have_the_options_and_touch_no_file_of_the_run(pytester: p
     assert order(result) == ["3 of 3 verdicts do not depend on the order"]
     assert result.ret == 1
     assert (pytester.path / "base/test_a0").is_dir()
-    assert 'tests="3"' in (pytester.path / "junit.xml").read_text()
+    junit = (pytester.path / "junit.xml").read_text()
+    assert junit.index('name="test_a"') < junit.index('name="test_b"')  # the last process had them reversed
     cached = (pytester.path / ".pytest_cache/v/cache/lastfailed").read_text()
     again = run("def test_c(): assert False\n" + source, *args)
     again.assert_outcomes(failed=1)
