@@ -15,7 +15,7 @@ from pytest_gpuinvariants.events import ConfigRead, Frame
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.guard import Guard, Owner, Owners
 from pytest_gpuinvariants.integrations import singletons
-from pytest_gpuinvariants.integrations.singletons import MISSING, Registry, Singleton, Snapshot, same
+from pytest_gpuinvariants.integrations.singletons import MISSING, Registry, Singleton, Snapshot, Treatment, same
 from pytest_gpuinvariants.invariants import fresh_config_context as rule
 from pytest_gpuinvariants.record import TestRecord
 from pytest_gpuinvariants.recorders.config_reads import ConfigReads, census
@@ -177,8 +177,10 @@ class Fresh:
         guard = self._armed.guard if self._armed is not None else None
         for key in before | after:
             entry = self.registry[key[0]]
-            first = MISSING if entry.parts else guard.expected.get(key, entry.absent) if guard else entry.absent
-            old, new = before.get(key, first), after.get(key, MISSING if entry.parts else entry.absent)
+            new = after.get(key, MISSING if entry.parts else entry.absent)
+            # What could not be seen before: a module that the fixture has imported, with its modes as they are.
+            unseen = new if entry.treatment is Treatment.MODE and not entry.parts else entry.absent
+            old = before.get(key, guard.expected.get(key, unseen) if guard is not None else unseen)
             if same(old, new) or (key in self._owners and fixture and same(self._owners[key].state, new)):
                 continue
             owner = Owner(fixture.argname, str(fixture.scope), new) if fixture is not None else None

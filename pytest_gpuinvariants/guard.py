@@ -99,6 +99,8 @@ class Guard:
                     self._set_aside(entry, key, state)
                     whose = f"{owner} made it" if owner else "it was there before the test"
                     self._tell(key, Change.ASIDE, f"{title(key)}: {whose}: set aside for the test")
+            elif entry.treatment is Treatment.MODE and key in self._owners:
+                self._tell(key, Change.KEPT, f"{title(key)}: {self._owners[key]} made it, and it is still in force")
 
     def _set_aside(self, entry: Singleton, key: Key, state: Any) -> None:
         self._aside[key] = state
@@ -185,7 +187,7 @@ class Guard:
             if self._options.may_stay(title(key)):
                 return
         owned = key in self._owners
-        if differs or key in self._aside:
+        if differs or key in self._aside or entry.treatment is Treatment.CACHE:
             entry.put_back(key[1], expected if owned else self._aside.get(key, expected))
 
     def _tell_left(self, entry: Singleton, key: Key, state: Any, expected: Any, problem: str) -> None:

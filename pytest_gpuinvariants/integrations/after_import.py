@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -33,21 +34,29 @@ class _Waiting(MetaPathFinder):
     def __init__(self, name: str, callback: Callable[[], None]) -> None:
         self._name = name
         self._callback: Callable[[], None] | None = callback
+        self._asking: int | None = None
+        """The thread on which the other finders are asked."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name or self._callback is None or self not in sys.meta_path:
+        if fullname != self._name or self._callback is None or self._asking == threading.get_ident():
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        # It stays in the way: whoever looks for the module need not import it then.
+        self._asking = threading.get_ident()
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking = None
         if spec is not None and spec.loader is not None:
             spec.loader = _Calling(spec.loader, self)
         return spec
 
     def imported(self) -> None:
-        if self._callback is not None:
-            self._callback()
+        callback = self._callback
+        self.cancel()
+        if callback is not None:
+            callback()
 
     def cancel(self) -> None:
         self._callback = None

@@ -30,13 +30,12 @@ class ConfigReads:
 
     def __init__(self, full_stacks: bool = False) -> None:
         self.counts: dict[ConfigRead, int] = {}
-        self.overflow = 0
-        """Reads at other places than those that are kept."""
         self.problem: str | None = None
         """Why reads can not be seen, None when they can or when vLLM is not imported."""
         self._full = full_stacks
         self._stops: list[Callable[[], None]] = []
         self._lock = threading.Lock()
+        self._first: dict[tuple[str, str, str], ConfigRead] = {}
 
     def start(self) -> None:
         """Begin; with vLLM's import, when that has not happened yet."""
@@ -82,10 +81,10 @@ class ConfigReads:
         thread = stacks.current_thread(threading.get_native_id())
         read = ConfigRead(function=function, answer=answer, thread=thread, stack=_reader(stacks.capture(self._full)))
         with self._lock:
-            if read in self.counts or len(self.counts) < MAX_DISTINCT:
-                self.counts[read] = self.counts.get(read, 0) + 1
-            else:
-                self.overflow += 1
+            first = self._first.setdefault((function, answer, read.reader), read)
+            if read not in self.counts and len(self.counts) >= MAX_DISTINCT:
+                read = first  # one more way to a reader that is known: no reader is lost
+            self.counts[read] = self.counts.get(read, 0) + 1
 
 
 def _reader(stack: Stack) -> Stack:
