@@ -5,6 +5,7 @@ Everything a test needs is imported from here; torch and vLLM are not imported b
 
 from __future__ import annotations
 
+from pytest_gpuinvariants.context_independence import assert_context_independent
 from pytest_gpuinvariants.decorators import (
     MarkerArgumentError,
     fresh_config_context,
@@ -38,6 +39,7 @@ __all__ = [
     "Treatment",
     "__version__",
     "allow_sync",
+    "assert_context_independent",
     "assert_no_import_side_effects",
     "fresh_config_context",
     "known_fault",

@@ -155,6 +155,7 @@ class FreshConfigContext(Decorator):
         allow_reads: str | Iterable[str] = (),
         singletons: str | Iterable[str] = (),
         may_leave: str | Iterable[str] = (),
+        resolvers: str | Callable[[], Any] | Collection[str | Callable[[], Any]] = (),
     ) -> FreshConfigContext: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Decorate, or take arguments first.
@@ -164,6 +165,8 @@ class FreshConfigContext(Decorator):
             allow_reads: patterns for ``module.qualname`` of readers that may.
             singletons: patterns for names of state that the test may make or find; it is destroyed all the same.
             may_leave: patterns for names of state that the test may leave for what runs after it.
+            resolvers: functions without arguments, or ``module:qualname``, which must answer the same inside and
+                outside of the context of ``VllmConfig()``: see ``assert_context_independent``.
         """
         target = target_of(args, kwargs)
         return FreshConfigContext(args, **kwargs) if target is None else self._apply(target)

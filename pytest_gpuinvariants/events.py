@@ -198,3 +198,33 @@ class StateChange:
     detail: str
     thread: Thread
     stack: Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a resolver answered: ``under`` the condition that is looked at, or not.
+
+    Equal answers have one ``value``; ``asked`` is how often the configuration was read for it, anywhere.
+    """
+
+    under: bool
+    value: int
+    shown: str
+    asked: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolutions:
+    """A resolver's answers with and without a condition, in each order, each order with fresh caches.
+
+    ``condition`` is ``context``, ``environment`` or ``import``, ``name`` what it is in words.  ``reads``
+    are those of the configuration outside of a context, with their counts, the most frequent first.
+    """
+
+    resolver: str
+    condition: str
+    name: str
+    orders: tuple[tuple[Answer, Answer], ...]
+    reads: tuple[tuple[ConfigRead, int], ...]
+    thread: Thread
+    stack: Stack

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpuinvariants.events import ConfigRead, Frame
+from pytest_gpuinvariants.events import Change, ConfigRead, Frame
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.guard import Guard, Owner, Owners
 from pytest_gpuinvariants.integrations import singletons
@@ -137,6 +137,28 @@ class Fresh:
         if "vllm" not in packages:
             guarded = f"only {' and '.join(['python', *packages])} {'were' if packages else 'was'} guarded"
             record.limits = f"vllm was not imported: {guarded}"
+
+    @contextmanager
+    def fresh_state(self, place: Frame, found: list[Finding]) -> Iterator[None]:
+        """Empty caches and no singleton for a block; what it leaves is found, and undone.
+
+        Reads of the configuration inside are not the test's.
+        """
+        armed = self._armed
+        options = armed.options if armed is not None else rule.Options()
+        registry = armed.registry if armed is not None else self.registry
+        guard = Guard(registry, options, place, self._owners, full_stacks=self._full)
+        if armed is not None:
+            armed.reads.stop()
+        guard.enter()
+        try:
+            yield
+        finally:
+            guard.leave()
+            if armed is not None:
+                armed.reads.start()
+            left = (one for one in guard.changes if one.change in (Change.LEFT, Change.CHANGED))
+            found += (one for change in left if (one := rule.check(change, options)) is not None and not one.note)
 
     def detach(self) -> None:
         """The test's reports are made, whatever is still to come."""

@@ -140,6 +140,8 @@ class Guard:
             owner: the fixture; None when it has just undone what it did.
         """
         self.expected[key] = state
+        if owner is not None:
+            self._aside.pop(key, None)  # the fixture's takes its place
         treatment = self._registry[key[0]].treatment
         if owner is None or treatment in (Treatment.CACHE, Treatment.RESTORED):
             return
@@ -186,9 +188,8 @@ class Guard:
             self._tell_left(entry, key, state, expected, problem)
             if self._options.may_stay(title(key)):
                 return
-        owned = key in self._owners
         if differs or key in self._aside or entry.treatment is Treatment.CACHE:
-            entry.put_back(key[1], expected if owned else self._aside.get(key, expected))
+            entry.put_back(key[1], self._aside.get(key, expected))
 
     def _tell_left(self, entry: Singleton, key: Key, state: Any, expected: Any, problem: str) -> None:
         name = title(key)

@@ -91,6 +91,7 @@ def _texts(check: Callable[[str], bool], wants: str) -> Callable[[object], str |
 
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_WHERE = re.compile(f"{_MODULE.pattern}:{_MODULE.pattern}")
 
 
 def _seconds(value: object) -> str | None:
@@ -267,6 +268,14 @@ NO_IMPORT_SIDE_EFFECTS = Marker(
     "the module's import, in a fresh process, must not initialise CUDA, change the environment, read vLLM's "
     "configuration, write files, start threads or processes, use the network or change global state.",
 )
+
+
+def _resolvers(value: object) -> str | None:
+    given = value if isinstance(value, list | tuple | set | frozenset) else (value,)
+    right = given and all(callable(one) or (isinstance(one, str) and _WHERE.fullmatch(one)) for one in given)
+    return None if right else "a function without arguments or 'module:qualname', or several in a list"
+
+
 FRESH_CONFIG_CONTEXT = Marker(
     "fresh_config_context",
     (
@@ -274,9 +283,11 @@ FRESH_CONFIG_CONTEXT = Marker(
         Argument("allow_reads", "allow_reads=()", _PATTERNS),
         Argument("singletons", "singletons=()", _PATTERNS),
         Argument("may_leave", "may_leave=()", _PATTERNS),
+        Argument("resolvers", "resolvers=()", _resolvers),
     ),
     "the test inherits no process-wide state and leaves none: no ambient vLLM configuration, workspace, process group, "
-    "changed mode or environment variable; strict forbids reads of the configuration outside of a context.",
+    "changed mode or environment variable; strict forbids reads of the configuration outside of a "
+    "context; resolvers must answer the same in one and outside.",
 )
 MARKERS: dict[str, Marker] = {
     marker.name: marker

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 import pytest
 
-from pytest_gpuinvariants import imports, markers, regions, session
+from pytest_gpuinvariants import context_independence, imports, markers, regions, session
 from pytest_gpuinvariants.events import Launch
 from pytest_gpuinvariants.findings import Finding, InvariantViolation, section
 from pytest_gpuinvariants.hardware import gates
@@ -147,9 +147,12 @@ def policed(run: session.Run, item: pytest.Item, body: bool = False, teardown: b
     on_gpu = dict.fromkeys(name for name, _ in stated if gates.GATES[name].gpu)
     sync = markers.arguments(item, no_implicit_sync.NAME)
     imported = markers.arguments(item, no_import_side_effects.NAME)
+    fresh = markers.arguments(item, fresh_config_context.NAME)
     try:
         if body and imported is not None:
             imports.check(run, imported)
+        if body and fresh is not None and "resolvers" in fresh:
+            context_independence.check_all(fresh["resolvers"])
         with ExitStack() as guards:
             if on_gpu and not teardown:
                 for name in on_gpu:

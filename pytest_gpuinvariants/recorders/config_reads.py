@@ -30,6 +30,8 @@ class ConfigReads:
 
     def __init__(self, full_stacks: bool = False) -> None:
         self.counts: dict[ConfigRead, int] = {}
+        self.calls = 0
+        """Calls of the getters, those in a context too."""
         self.problem: str | None = None
         """Why reads can not be seen, None when they can or when vLLM is not imported."""
         self._full = full_stacks
@@ -65,6 +67,7 @@ class ConfigReads:
 
         def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
+            self.calls += 1
             if variables[_STATE] is not None:
                 return call(*args, **kwargs)
             try:

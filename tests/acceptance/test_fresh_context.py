@@ -350,6 +350,73 @@ def test_state_of_ones_own(run: Run, pytester: pytest.Pytester) -> None:
     assert findings(pytester.path / "junit.xml", "note")["test_declares"][-1] == "leak:pools.pool@pools.make"
 
 
+def test_a_package_registers_state_by_an_entry_point(run: Run, pytester: pytest.Pytester) -> None:
+    folder = pytester.mkdir("mine-1.0.dist-info")
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[gpuinvariants.singletons]\npools = mine:ENTRIES\n")
+    pytester.makepyfile(
+        mine="""
+        from pytest_gpuinvariants.integrations.singletons import variable
+        pool, CLOSED = None, []
+        def make(value):
+            global pool
+            pool = value
+        OPTIONS = {"destroy": CLOSED.append, "created_by": ("mine:make",), "requires": "mine"}
+        ENTRIES = [variable("mine.pool", "mine:pool", **OPTIONS)]
+        """
+    )
+    result = run(
+        HEAD
+        + """
+    import mine
+    def test_leaks(): mine.make("left")
+    def test_after(): assert mine.pool is None and mine.CLOSED == ["left"]
+""",
+        "--junitxml=junit.xml",
+    )
+    result.assert_outcomes(passed=2, errors=1)
+    assert findings(pytester.path / "junit.xml")["test_leaks"] == ["leak:mine.pool@mine.make"]
+
+
+def test_a_fixtures_state_is_set_aside_for_others_and_comes_back(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(pools="pool = None\ndef make(value):\n    global pool\n    pool = value\n")
+    pytester.makeconftest(
+        """
+        from pytest_gpuinvariants.integrations import singletons
+        ENTRY = singletons.variable("pools.pool", "pools:pool", created_by=("pools:make",))
+        builtin = singletons.builtin
+        singletons.builtin = lambda: [ENTRY, *builtin()]
+        """
+    )
+    result = run(
+        HEAD
+        + """
+    import pools
+
+    @pytest.fixture(scope="module")
+    def wide():
+        pools.make("the fixture's")
+        yield
+        assert pools.pool == "the fixture's"
+        pools.make(None)
+
+    def test_makes(wide): assert pools.pool == "the fixture's"
+    def test_does_not_use_it(): assert pools.pool is None
+    def test_leaks_beside_it():
+        pools.make("left")
+    def test_uses(wide): assert pools.pool == "the fixture's"
+""",
+        "--junitxml=junit.xml",
+    )
+    result.assert_outcomes(passed=4, errors=3)
+    assert findings(pytester.path / "junit.xml") == {
+        "test_makes": ["inherited:pools.pool@pools.make"],
+        "test_does_not_use_it": [],
+        "test_leaks_beside_it": ["leak:pools.pool@pools.make"],
+        "test_uses": ["inherited:pools.pool@test_it.test_uses"],
+    }
+
+
 def test_a_rerun_and_xdist_have_a_guard_of_their_own(run: Run, pytester: pytest.Pytester) -> None:
     source = (
         HEAD
