@@ -128,11 +128,13 @@ def test_what_is_no_finding_is_undone_too(run: Run, pytester: pytest.Pytester) -
         BEFORE.append(state())
         random.random(); numpy.random.rand(); torch.rand(1); torch.cuda.manual_seed(3)
         warnings.simplefilter("ignore")
-        assert state() != BEFORE[0]
+        assert all(one != other for one, other in zip(state(), BEFORE[0]))
 
     def test_after():
         assert state() == BEFORE[0]
-"""
+""",
+        "-p",
+        "no:warnings",  # which puts the filters back itself
     )
     result.assert_outcomes(passed=3)
 
@@ -417,7 +419,38 @@ def test_a_fixtures_state_is_set_aside_for_others_and_comes_back(run: Run, pytes
     }
 
 
-def test_a_rerun_and_xdist_have_a_guard_of_their_own(run: Run, pytester: pytest.Pytester) -> None:
+def test_a_rerun_has_a_guard_of_its_own(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        from _pytest.runner import runtestprotocol
+
+        def pytest_runtest_protocol(item, nextitem):
+            for _ in range(2):  # as pytest-rerunfailures does
+                item._initrequest()
+                for report in runtestprotocol(item, nextitem=nextitem, log=False):
+                    item.ihook.pytest_runtest_logreport(report=report)
+            return True
+        """
+    )
+    result = run(
+        HEAD
+        + """
+    runs = []
+    def test_leaks_once():
+        assert "LEFT" not in os.environ
+        runs.append(1)
+        if len(runs) == 1: os.environ["LEFT"] = "1"
+
+    def test_leaks_always():
+        assert "LEFT" not in os.environ
+        os.environ["LEFT"] = "1"
+"""
+    )
+    result.assert_outcomes(passed=4, errors=3)
+    result.stdout.fnmatch_lines(["3 violated on *", "1 verified on *"])
+
+
+def test_many_and_xdist_have_a_guard_of_their_own(run: Run, pytester: pytest.Pytester) -> None:
     source = (
         HEAD
         + """

@@ -25,7 +25,7 @@ _SOURCE = """
 
     pytestmark = fresh_config_context
     vllm.platforms.current_platform
-    DESTROYED = []
+    DESTROYED, KEEP, PLATFORM = [], [], vllm.platforms._current_platform
 
     class Workspace:
         backend = "trtllm"
@@ -61,7 +61,7 @@ _BOTH = [
 # What a test does, what must hold again afterwards, and the findings.
 LEAKS: dict[str, tuple[str, str, list[str]]] = {
     "config": (
-        "KEEP.append(set_current_vllm_config(VllmConfig(), prefix='layers.0')); KEEP[0].__enter__()",
+        "KEEP.append(set_current_vllm_config(VllmConfig(), prefix='layers.0')); KEEP[-1].__enter__()",
         "config.get_current_vllm_config_or_none() is None and config._current_prefix is None",
         [f"leak:vllm.{name}@vllm.config.vllm.set_current_vllm_config" for name in ("current_config", "current_prefix")],
     ),
@@ -141,8 +141,11 @@ LEAKS: dict[str, tuple[str, str, list[str]]] = {
 }
 
 
+_LEAKING = [name for name, (_, _, ids) in LEAKS.items() if ids]
+
+
 def test_each_leak_is_named_and_undone(run: Run, pytester: pytest.Pytester) -> None:
-    source = _SOURCE + "    KEEP, PLATFORM = [], vllm.platforms._current_platform\n"
+    source = _SOURCE
     for name, (change, holds, _) in LEAKS.items():
         source += f"""
     def test_{name}():
@@ -153,16 +156,37 @@ def test_each_leak_is_named_and_undone(run: Run, pytester: pytest.Pytester) -> N
         assert {holds}
 """
     result = run(source, "--junitxml=junit.xml", "-p", "no:randomly")
-    leaking = [name for name, (_, _, ids) in LEAKS.items() if ids]
     assert findings(pytester.path / "junit.xml") == {
         test: sorted(ids)
         for name, (_, _, ids) in LEAKS.items()
         for test, ids in ((f"test_{name}", ids), (f"test_after_{name}", []))
     }
-    result.assert_outcomes(passed=2 * len(LEAKS), errors=len(leaking))
+    result.assert_outcomes(passed=2 * len(LEAKS), errors=len(_LEAKING))
     assert "in get_fi_ar_workspace" in text(result)
     assert "thread: maker" in text(result)
-    result.stdout.fnmatch_lines([f"{len(leaking)} violated on *", f"{2 * len(LEAKS) - len(leaking)} verified on *"])
+    result.stdout.fnmatch_lines([f"{len(_LEAKING)} violated on *", f"{2 * len(LEAKS) - len(_LEAKING)} verified on *"])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_the_verdicts_are_the_same_in_any_order(
+    run: Run, pytester: pytest.Pytester, seed: int, workers: tuple[str, ...]
+) -> None:
+    pytester.makeconftest(
+        f"def pytest_collection_modifyitems(items):\n    __import__('random').Random({seed}).shuffle(items)\n"
+    )
+    clean = " and ".join(holds.split(" and DESTROYED")[0] for _, holds, _ in LEAKS.values())
+    source = f"{_SOURCE}\n    def is_clean(): return {clean}\n"
+    for name, (change, _, _) in LEAKS.items():
+        source += f"""
+    def test_{name}():
+        assert is_clean()
+        CREATE[:] = [lambda **arguments: Workspace()]
+        {change}
+"""
+    result = run(source, "--junitxml=junit.xml", "-p", "no:randomly", *workers)
+    result.assert_outcomes(passed=len(LEAKS), errors=len(_LEAKING))
+    assert findings(pytester.path / "junit.xml") == {f"test_{name}": sorted(ids) for name, (_, _, ids) in LEAKS.items()}
 
 
 def test_what_was_there_is_set_aside_and_comes_back(run: Run, pytester: pytest.Pytester) -> None:
