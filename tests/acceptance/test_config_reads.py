@@ -153,6 +153,14 @@ def test_vllm_imported_by_the_test_itself(run: Run, pytester: pytest.Pytester) -
         assert "vllm.config" not in sys.modules
         import library
         library.Layer()
+        import vllm.config.vllm as config
+        config._current_vllm_config = config.VllmConfig()
+        library.cached()
+        config._current_vllm_config = None
+
+    def test_between():
+        import vllm.config.vllm as config
+        assert config.get_cached_compilation_config.cache_info().currsize == 0
 
     @fresh_config_context
     def test_after():
@@ -169,7 +177,7 @@ def test_vllm_imported_by_the_test_itself(run: Run, pytester: pytest.Pytester) -
         "-p",
         "no:randomly",
     )
-    result.assert_outcomes(passed=2, failed=1, errors=1)
+    result.assert_outcomes(passed=3, failed=1, errors=1)
     found = findings(pytester.path / "junit.xml")
     assert found["test_imports"] == [f"{_NONE}@library.Layer.__init__"]
     assert found["test_after"] == ["leak:vllm.current_config@test_it.test_after"]

@@ -391,9 +391,11 @@ def test_a_fixtures_state_is_set_aside_for_others_and_comes_back(run: Run, pytes
         """
     )
     result = run(
-        HEAD
+        HEAD.replace("pytestmark =", "marked =")
         + """
     import pools
+
+    def test_unmarked(): pools.make("before")
 
     @pytest.fixture(scope="module")
     def wide():
@@ -402,16 +404,21 @@ def test_a_fixtures_state_is_set_aside_for_others_and_comes_back(run: Run, pytes
         assert pools.pool == "the fixture's"
         pools.make(None)
 
+    @marked
     def test_makes(wide): assert pools.pool == "the fixture's"
+    @marked
     def test_does_not_use_it(): assert pools.pool is None
+    @marked
     def test_leaks_beside_it():
         pools.make("left")
+    @marked
     def test_uses(wide): assert pools.pool == "the fixture's"
 """,
         "--junitxml=junit.xml",
     )
-    result.assert_outcomes(passed=4, errors=3)
+    result.assert_outcomes(passed=5, errors=3)
     assert findings(pytester.path / "junit.xml") == {
+        "test_unmarked": [],
         "test_makes": ["inherited:pools.pool@pools.make"],
         "test_does_not_use_it": [],
         "test_leaks_beside_it": ["leak:pools.pool@pools.make"],
