@@ -135,7 +135,7 @@ def start(config: pytest.Config) -> Run:
     if simulated:
         _simulated(run)
     if machine.fake is not None:
-        from pytest_gpuinvariants.integrations.faking import watch_lazy_gates
+        from pytest_gpuinvariants.integrations.seams import watch_lazy_gates
 
         watch_lazy_gates()
     if simulated or machine.kind is MachineKind.REAL:
