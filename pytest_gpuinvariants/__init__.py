@@ -23,6 +23,7 @@ from pytest_gpuinvariants.decorators import (
     requires_sm103,
     requires_sm120,
 )
+from pytest_gpuinvariants.fakes import faking
 from pytest_gpuinvariants.findings import Finding, InvariantViolation
 from pytest_gpuinvariants.imports import assert_no_import_side_effects, no_import_side_effects
 from pytest_gpuinvariants.integrations.singletons import Singleton, Treatment
@@ -41,6 +42,7 @@ __all__ = [
     "allow_sync",
     "assert_context_independent",
     "assert_no_import_side_effects",
+    "faking",
     "fresh_config_context",
     "known_fault",
     "no_implicit_sync",

@@ -45,8 +45,8 @@ def refusal(run: session.Run, item: pytest.Item) -> str | None:
 
 def begin(run: session.Run, item: pytest.Item) -> None:
     """Start the record of an attempt; skip a test that can not be verified here, fail one that is marked wrongly."""
-    run.current = TestRecord()
-    if _host_only(item):
+    run.current = TestRecord(host_only=_host_only(item))
+    if run.current.host_only:
         run.enter_fake()
     # A rerun starts anew.
     item.user_properties[:] = [one for one in item.user_properties if not one[0].startswith(verdicts.PREFIX)]
@@ -255,7 +255,13 @@ def finish(run: session.Run, item: pytest.Item, call: pytest.CallInfo[None], rep
     record.unraised.clear()
     if report.when == "teardown":
         label = _label(_machine(run, item))
+        if record.fakes:
+            label = f"{label} faking {', '.join(dict.fromkeys(record.fakes))}"
         verdict = record.verdict(label)
+        fake = run.machine.fake
+        if verdict is None and fake is not None and record.outcome == "passed":
+            verdict = f"{verdicts.NOT_VERIFIED}: passed without a gate on {label}, collected as {fake.label}"
+            record.reason = verdict
         stated = any(markers.arguments(item, name) is not None for name in markers.MARKERS)
         refused = record.refused or record.reason.startswith(verdicts.NOT_VERIFIED)
         if verdict is None or not (stated or record.invariants or refused):

@@ -52,6 +52,10 @@ class TestRecord:
     """Of a skip."""
     refused: str = ""
     """Why something could not be verified: it was not, also where someone turns the skip into a pass."""
+    host_only: bool = False
+    """The test declares that it launches no kernel of its own."""
+    fakes: list[str] = field(default_factory=list)
+    """Labels of the fakes that it laid over the card by itself."""
 
     def armed(self, invariant: str) -> None:
         """An invariant was stated and is policed."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -17,11 +18,13 @@ from pytest_gpuinvariants.allowances import Allowance
 from pytest_gpuinvariants.children.channel import Setup
 from pytest_gpuinvariants.children.child import follow
 from pytest_gpuinvariants.children.parent import Children
-from pytest_gpuinvariants.events import MulticastRequest
+from pytest_gpuinvariants.events import Launch, MulticastRequest
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.fresh import Fresh
+from pytest_gpuinvariants.hardware.fakes import Fake, layered
 from pytest_gpuinvariants.hardware.machine import Machine, MachineError, MachineKind, choose
-from pytest_gpuinvariants.integrations import multicast, vllm_sync
+from pytest_gpuinvariants.integrations import multicast, seams, vllm_sync
+from pytest_gpuinvariants.invariants import host_only
 from pytest_gpuinvariants.invariants import multicast as multicast_rule
 from pytest_gpuinvariants.monitor import Monitor
 from pytest_gpuinvariants.record import TestRecord
@@ -63,9 +66,21 @@ class Run:
     def enter_fake(self) -> None:
         """Lay the run's fake over the card; does nothing without one, or when it is on."""
         if self.machine.fake is not None and self.faking is None:
-            from pytest_gpuinvariants.integrations.faking import Faking
+            self._lay(self.machine.fake)
 
-            self.faking = Faking(self.machine.fake)
+    def _lay(self, fake: Fake) -> None:
+        from pytest_gpuinvariants.integrations import refusing
+        from pytest_gpuinvariants.integrations.faking import Faking
+
+        self.faking = Faking(fake)
+        self.faking.also(refusing.install(self.refuse_launch))
+        if self.machine.kind is MachineKind.SIMULATED:
+            from pytest_gpuinvariants.hardware.simulate.runtime import opened
+
+            runtime = opened()
+            assert runtime is not None
+            runtime.refuse(True)
+            self.faking.also(functools.partial(runtime.refuse, False))
 
     def leave_fake(self) -> list[str]:
         """Take it off; what still holds it."""
@@ -74,6 +89,51 @@ class Run:
             return []
         faking.leave()
         return faking.leftovers()
+
+    @contextmanager
+    def faked(self, fake: Fake) -> Iterator[None]:
+        """Another fake in the place of the run's, for a part of a test.
+
+        Raises:
+            pytest.fail.Exception: something still holds it at the end, and no other exception is on its way.
+        """
+        outer = self.faking.fake if self.faking is not None else None
+        left = self.leave_fake()
+        whole = layered([outer, fake] if outer is not None else [fake])
+        assert whole is not None
+        self._lay(whole)
+        if self.current is not None:
+            self.current.fakes.append(fake.label)
+        try:
+            yield
+        finally:
+            left += self.leave_fake()
+            if outer is not None:
+                self._lay(outer)
+            outlives = f"the fake outlives its block: {'; '.join(left)}"
+            if left and (error := sys.exception()) is not None:
+                error.add_note(outlives)
+        if left:
+            pytest.fail(outlives, pytrace=False)
+
+    def refuse_launch(self, kernel: str, library: str) -> NoReturn:
+        """Take down a kernel that was about to be launched under a fake: its test fails, whatever it makes of it.
+
+        Raises:
+            LaunchRefusedError: always.
+        """
+        from pytest_gpuinvariants.integrations.refusing import LaunchRefusedError
+
+        assert self.faking is not None
+        test = os.environ.get("PYTEST_CURRENT_TEST", "collection").rpartition(" (")[0] or "collection"
+        thread = stacks.current_thread(threading.get_native_id())
+        where = stacks.capture(self.settings.full_stacks)
+        event = Launch(api="launch", kernel=kernel, library=library, thread=thread, stack=where)
+        found = host_only.refused(event, self.faking.fake.label, test)
+        if self.current is not None:
+            self.current.findings.append(found)
+            self.current.unraised.append(found)
+        raise LaunchRefusedError(found.message)
 
     def exemptions(self, found: Finding) -> tuple[Allowance, ...]:
         """What the ini file and vLLM itself exempt a finding by, with the counts of the test under way."""
@@ -134,11 +194,8 @@ def start(config: pytest.Config) -> Run:
     simulated = machine.kind is MachineKind.SIMULATED
     if simulated:
         _simulated(run)
-    if machine.fake is not None:
-        from pytest_gpuinvariants.integrations.seams import watch_lazy_gates
-
-        watch_lazy_gates()
     if simulated or machine.kind is MachineKind.REAL:
+        seams.watch_lazy_gates()
         run.monitor = Monitor(make_recorder(simulated, chosen.full_stacks), run.exemptions)
         if not chosen.allow_multicast:
             run.guards.callback(environment.restore, environment.set_variables(multicast.ENVIRONMENT))

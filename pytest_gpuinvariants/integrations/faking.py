@@ -14,6 +14,7 @@ import os
 import sys
 import sysconfig
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
@@ -120,6 +121,10 @@ class Faking:
         folder = self._variables["FLASHINFER_WORKSPACE_BASE"]
         true = os.environ.get("FLASHINFER_WORKSPACE_BASE", os.path.expanduser("~"))
         os.environ.update({name: value.replace(folder, true) for name, value in os.environ.items() if folder in value})
+
+    def also(self, undo: Callable[[], object]) -> None:
+        """Call this too when the fake is taken off."""
+        self._undo.callback(undo)
 
     def leave(self) -> None:
         """Take the fake off; every cache that may hold it is empty afterwards."""

@@ -15,5 +15,12 @@ def check(event: Event) -> Finding | None:
     if not isinstance(event, Launch):
         return None
     origin = PurePath(event.library).name if event.library.startswith("/") else event.library
-    message = f"{event.api} of {event.kernel} from {origin}: host_only=True declares that no such kernel is launched"
+    refused = " (refused)" if event.result else ""
+    message = f"{event.api} of {event.kernel} from {origin}{refused}: host_only=True declares that no such kernel runs"
     return finding(event, invariant=NAME, kind="launch", subject=event.api, message=message)
+
+
+def refused(event: Launch, fake: str, test: str) -> Finding:
+    """The finding about a launch that was refused under a fake, before the driver heard of it."""
+    message = f"{test}: {event.library} kernel {event.kernel} refused: the card only looks like {fake}"
+    return finding(event, invariant=NAME, kind="refused-launch", subject=event.kernel, message=message)

@@ -157,6 +157,10 @@ class SimulatedRuntime:
         """Hand calls of ``classes`` to a C function, which gets a ``gi_event``; None stops that."""
         self._core.sim_listen(listener, classes)
 
+    def refuse(self, on: bool) -> None:
+        """Refuse launches of kernels that are not torch's own, as a card does that they are not compiled for."""
+        self._core.sim_refuse(int(on))
+
     def listen(self, callback: Callable[[SimulatedCall], None] | None, classes: EventClass = _NOTHING) -> None:
         """Hand calls of ``classes`` to ``callback``, on the calling thread; None stops listening."""
         self._core.sim_listen(None, 0)

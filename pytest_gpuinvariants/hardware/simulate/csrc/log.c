@@ -192,6 +192,15 @@ static int check_shape(const sim_shape *shape) {
   return shape->shared > shared ? cudaErrorInvalidValue : cudaSuccess;
 }
 
+static int refusing;
+void sim_refuse(int on) { __atomic_store_n(&refusing, on, __ATOMIC_RELAXED); }
+
+/* What a card answers to code for another architecture; torch's own kernels are the true card's. */
+static int check_refused(const sim_kernel *kernel) {
+  int refused = __atomic_load_n(&refusing, __ATOMIC_RELAXED) && (!kernel->torch || strstr(kernel->library, "libcublas"));
+  return refused ? cudaErrorNoKernelImageForDevice : cudaSuccess;
+}
+
 int sim_launch(const char *api, const void *function, void *stream_handle, const sim_shape *shape) {
   int error = sim_ready();
   if (error) return error;
@@ -202,6 +211,7 @@ int sim_launch(const char *api, const void *function, void *stream_handle, const
   if (!error && stream->device != sim_current_device) error = cudaErrorInvalidResourceHandle;
   if (!sim_kernel_of(function, &kernel)) return error ? error : sim_not_a_kernel();
   if (!error) error = check_shape(shape);
+  if (!error) error = check_refused(&kernel);
   int capturing = sim_stream_status(stream);
   if (!error) {
     __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);

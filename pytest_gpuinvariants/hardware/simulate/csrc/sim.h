@@ -49,6 +49,7 @@ void sim_listen(sim_listener listener, uint32_t classes);
 int sim_unsupported_count(void);
 const char *sim_unsupported_name(int index);
 uint64_t sim_launch_count(void);
+void sim_refuse(int on); /* launches of kernels that are neither torch's nor a copy's */
 
 /* Devices. */
 extern int sim_device_count, sim_driver_version;

@@ -1,0 +1,1 @@
+"""What vLLM and FlashInfer choose on each card, each card faked."""
