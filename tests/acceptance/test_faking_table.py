@@ -8,11 +8,20 @@ from collections.abc import Mapping
 import pytest
 
 from pytest_gpuinvariants.hardware.fakes import parse_layers
+from pytest_gpuinvariants.hardware.native_build import cache_root
 from pytest_gpuinvariants.hardware.profiles import PROFILES
 from tests.acceptance.conftest import Run, text
 
+CACHE = str(cache_root().parent)  # before pytester gives its runs another home
+
 CARDS = ("h200", "gb300", "l4")
 FAKES = ("", "fake:sm90", "fake:gb300", "fake:gb300,fake:sm90", "fake:sm89")
+
+
+@pytest.fixture(autouse=True)
+def _one_simulator_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", CACHE)
+
 
 KINDS = """
     import pytest

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gpuinvariants.hardware.native_build import cache_root
 from tests.acceptance.conftest import Run, text
 
+CACHE = str(cache_root().parent)  # before pytester gives its runs another home
+
 FAKED = "--gpu=simulate:gb300,fake:sm90"
+
+
+@pytest.fixture(autouse=True)
+def _one_simulator_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", CACHE)
+
 
 HEAD = """
     import ctypes
