@@ -155,6 +155,22 @@ def test_the_processes_have_the_options_and_touch_no_file_of_the_run(pytester: p
     assert (pytester.path / ".pytest_cache/v/cache/lastfailed").read_text() == cached
 
 
+def test_the_processes_settle_nothing_that_the_run_owes(pytester: pytest.Pytester, run: Run) -> None:
+    source = """
+import pytest
+pytestmark = pytest.mark.requires_sm90(host_only=True)
+state = []
+def test_makes(): state.append(1)
+def test_uses():
+    if not state:
+        pytest.skip("needs the other")
+"""
+    result = run(source, "--gpu-shuffle-check", "--gpu-ledger=ledger.txt", "--gpu-ledger-update")
+    assert order(result)[-1] == "1 of 2 verdicts do not depend on the order"
+    tests = [line for line in (pytester.path / "ledger.txt").read_text().splitlines() if "::" in line]
+    assert [line.partition("::")[2] for line in tests if line.startswith("any ")] == ["test_makes", "test_uses"]
+
+
 def test_unmarked_tests_are_not_run(pytester: pytest.Pytester, run: Run) -> None:
     result = run(
         "def test_a():\n    with open('ran', 'a') as file: file.write('x')\ndef test_b(): pass", "--gpu-shuffle-check"
