@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -126,6 +127,27 @@ class BackendAsked:
 
     backend: str
     group: int
+    thread: Thread
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceGiven:
+    """A getter gave a shared workspace: what was ``asked`` for, and what it was ``made`` for, by the same names."""
+
+    asked: Mapping[str, str]
+    made: Mapping[str, str]
+    thread: Thread
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateAnswered:
+    """A gate admitted or refused ``what``; ``sufficient`` is what the workspace itself says."""
+
+    what: str
+    admitted: bool
+    sufficient: bool
     thread: Thread
     stack: Stack
 

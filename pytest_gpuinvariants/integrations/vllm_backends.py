@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pytest_gpuinvariants import session
 from pytest_gpuinvariants.events import BackendAsked, BackendResolved
-from pytest_gpuinvariants.findings import InvariantViolation
+from pytest_gpuinvariants.findings import Finding, InvariantViolation
 from pytest_gpuinvariants.invariants import resolved_backend
 from pytest_gpuinvariants.recorders import stacks
 
@@ -21,6 +21,29 @@ SUBJECT = "flashinfer-all-reduce"
 
 def _in_context() -> bool:
     return getattr(sys.modules.get("vllm.config.vllm"), "_current_vllm_config", None) is not None
+
+
+@contextmanager
+def conclude(invariant: str, check: Callable[[], tuple[Finding, ...]]) -> Iterator[None]:
+    """Arm an invariant for a block; its findings go to the test's record, and fail the block at its end.
+
+    Raises:
+        InvariantViolation: the block itself passed, and ``check`` has findings.
+    """
+    record = session.current().current
+    if record is not None:
+        record.armed(invariant)
+    try:
+        yield
+    finally:
+        found = check()
+        if record is not None:
+            record.findings += found
+            record.unraised += found
+    if found:
+        if record is not None:
+            record.unraised = [one for one in record.unraised if one not in found]
+        raise InvariantViolation(invariant, found)
 
 
 @contextmanager
@@ -59,19 +82,9 @@ def consistent_backend() -> Iterator[list[BackendResolved | BackendAsked]]:
 
     module._resolve_fi_ar_backend = resolving
     module.flashinfer_comm.create_allreduce_fusion_workspace = creating
-    record = session.current().current
-    if record is not None:
-        record.armed(resolved_backend.NAME)
     try:
-        yield events
+        with conclude(resolved_backend.NAME, lambda: resolved_backend.check(events, SUBJECT)):
+            yield events
     finally:
         module._resolve_fi_ar_backend = resolve
         module.flashinfer_comm.create_allreduce_fusion_workspace = create
-        found = resolved_backend.check(events, SUBJECT)
-        if record is not None:
-            record.findings += found
-            record.unraised += found
-    if found:
-        if record is not None:
-            record.unraised = [one for one in record.unraised if one not in found]
-        raise InvariantViolation(resolved_backend.NAME, found)

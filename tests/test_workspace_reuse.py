@@ -1,0 +1,37 @@
+"""The rule on hand-made events: each form of the fault, and the sound one."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpuinvariants.events import Frame, GateAnswered, Thread, WorkspaceGiven
+from pytest_gpuinvariants.invariants.workspace_reuse import check
+
+THREAD = Thread(1, "MainThread")
+STACK = (Frame("engine", "forward", "engine.py", 1),)
+PURPOSE = {"hidden_dim": "128", "dtype": "bf16", "world_size": "2", "group": "G 0x1"}
+
+
+def given(**other: str) -> WorkspaceGiven:
+    return WorkspaceGiven(asked={**PURPOSE, **other}, made=PURPOSE, thread=THREAD, stack=STACK)
+
+
+def answered(admitted: bool, sufficient: bool) -> GateAnswered:
+    return GateAnswered(what="1 x 128", admitted=admitted, sufficient=sufficient, thread=THREAD, stack=STACK)
+
+
+@pytest.mark.parametrize("name", PURPOSE)
+def test_each_difference_is_found_at_the_asker(name: str) -> None:
+    (found,) = check([given(), given(**{name: "other"})], "ar")
+    assert found.id == f"reused-for-other:ar:{name}@engine.forward"
+    assert found.message == f"a workspace made for {name} {PURPOSE[name]} is given to one that asks for {name} other"
+
+
+@pytest.mark.parametrize(("admitted", "says"), [(True, "admits"), (False, "refuses")])
+def test_a_gate_that_disagrees_is_found_either_way(admitted: bool, says: str) -> None:
+    (found,) = check([answered(True, True), answered(False, False), answered(admitted, not admitted)], "ar")
+    assert found.id == f"gate-disagrees:ar:{says}@engine.forward"
+
+
+def test_the_same_purpose_is_clean() -> None:
+    assert check([given(), given(), answered(True, True), answered(False, False)], "ar") == ()
