@@ -142,8 +142,17 @@ class WorkspaceGiven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceMade:
+    """The creation of a shared workspace began; ``syncs_allowed`` tells whether it may wait for the device."""
+
+    syncs_allowed: bool
+    thread: Thread
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateAnswered:
-    """A gate admitted or refused ``what``; ``sufficient`` is what the workspace itself says."""
+    """A gate admitted or refused ``what``; ``sufficient`` is what the workspace itself says, or another rank."""
 
     what: str
     admitted: bool

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpuinvariants.events import Frame, GateAnswered, Thread, WorkspaceGiven
-from pytest_gpuinvariants.invariants.workspace_reuse import check
+from pytest_gpuinvariants.events import Frame, GateAnswered, Thread, WorkspaceGiven, WorkspaceMade
+from pytest_gpuinvariants.invariants.workspace_reuse import check, check_ranks
 
 THREAD = Thread(1, "MainThread")
 STACK = (Frame("engine", "forward", "engine.py", 1),)
@@ -35,3 +35,18 @@ def test_a_gate_that_disagrees_is_found_either_way(admitted: bool, says: str) ->
 
 def test_the_same_purpose_is_clean() -> None:
     assert check([given(), given(), answered(True, True), answered(False, False)], "ar") == ()
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
+def test_a_later_creation_under_other_rules_is_found(first: bool, second: bool) -> None:
+    made = [WorkspaceMade(syncs_allowed=allowed, thread=THREAD, stack=STACK) for allowed in (first, first, second)]
+    assert check(made[:2], "ar") == ()
+    assert [found.id for found in check(made, "ar")] == ["made-differently:ar@engine.forward"]
+
+
+def test_ranks_must_all_admit_or_all_refuse() -> None:
+    yes, no = answered(True, True), answered(False, True)
+    assert check_ranks([yes, yes], "ar") == check_ranks([no, no], "ar") == check_ranks([], "ar") == ()
+    (found,) = check_ranks([no, yes, no], "ar")
+    assert found.id == "ranks-disagree:ar@engine.forward"
+    assert found.message == "of 3 ranks only 1 admit 1 x 128"

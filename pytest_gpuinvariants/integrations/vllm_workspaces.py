@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from pytest_gpuinvariants.events import Frame, GateAnswered, WorkspaceGiven
+from pytest_gpuinvariants.events import Frame, GateAnswered, WorkspaceGiven, WorkspaceMade
+from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.integrations.vllm_backends import MODULE, SUBJECT, conclude
 from pytest_gpuinvariants.invariants import workspace_reuse
 from pytest_gpuinvariants.recorders import stacks
@@ -24,17 +25,18 @@ def _purpose(kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def consistent_workspaces() -> Iterator[list[WorkspaceGiven | GateAnswered]]:
+def consistent_workspaces() -> Iterator[list[WorkspaceGiven | WorkspaceMade | GateAnswered]]:
     """Hold vLLM's all-reduce workspaces to the purpose that each was made for; gives the events, in order.
 
     A gate (``should_use_fi_ar``) that answers while a workspace lives is compared with the workspace's own
     ``is_buffer_size_sufficient`` and the object's size limit.
 
     Raises:
-        InvariantViolation: at the end, when a workspace was given for another purpose, or a gate disagreed.
+        InvariantViolation: at the end, when a workspace was given for another purpose, a gate disagreed, or a later
+            creation was not allowed the waiting that the first was.
     """
     module: Any = sys.modules[MODULE]
-    events: list[WorkspaceGiven | GateAnswered] = []
+    events: list[WorkspaceGiven | WorkspaceMade | GateAnswered] = []
     made: dict[int, dict[str, str]] = {}
     alive: list[object] = []  # so that no id comes twice
     comm = module.flashinfer_comm
@@ -44,6 +46,13 @@ def consistent_workspaces() -> Iterator[list[WorkspaceGiven | GateAnswered]]:
 
     @functools.wraps(create)
     def creating(*args: Any, **kwargs: Any) -> object:
+        events.append(
+            WorkspaceMade(
+                syncs_allowed=vllm_sync.allows(),
+                thread=stacks.current_thread(threading.get_native_id()),
+                stack=stacks.capture(),
+            )
+        )
         workspace = create(*args, **kwargs)
         alive.append(workspace)
         made[id(workspace)] = _purpose(kwargs)
@@ -93,4 +102,8 @@ def consistent_workspaces() -> Iterator[list[WorkspaceGiven | GateAnswered]]:
         mock.patch.object(module.FlashInferAllReduce, "should_use_fi_ar", asking),
         conclude(workspace_reuse.NAME, lambda: workspace_reuse.check(events, SUBJECT)),
     ):
-        yield events
+        vllm_sync.enter()
+        try:
+            yield events
+        finally:
+            vllm_sync.leave()
