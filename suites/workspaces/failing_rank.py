@@ -1,7 +1,8 @@
 """One rank of a group whose workspace creation fails on some ranks: see ``test_all_reduce_creation.py``.
 
-Run as ``failing_rank.py RANK WORLD_SIZE FOLDER LIMIT_S MACHINE CASES``, the cases a JSON list of the lists of ranks that fail;
-writes ``rankN.json``.  Nothing is created: FlashInfer's creation is replaced by one that meets the other ranks, as the real one does, and then fails or not.
+Run as ``failing_rank.py RANK WORLD_SIZE FOLDER LIMIT_S MACHINE CASES``, the cases a JSON list of the lists of ranks
+that fail; writes ``rankN.json``.  Nothing is created: FlashInfer's creation is replaced by one that meets the other
+ranks, as the real one does, and then fails or not.
 """
 
 from __future__ import annotations

@@ -156,11 +156,18 @@ def test_stand_in_group_one_workspace_under_two_names(first: str, monkeypatch: p
     module = stand_in(monkeypatch)
     second = ({"get_fi_ar_workspace", "get_fi_ar_quant_workspace"} - {first}).pop()
     workspace = _get(module, first)
-    monkeypatch.setattr(type(workspace), "destroy", lambda self: destroyed.append(self))
+    destroy = type(workspace).destroy
+
+    def counted(held: Any) -> None:
+        destroyed.append(held)
+        destroy(held)
+
+    monkeypatch.setattr(type(workspace), "destroy", counted)
     assert _get(module, second) is workspace
     module.destroy_fi_ar_workspace()
     assert destroyed == [workspace]
     assert _get(module, first) is not workspace
+    module.destroy_fi_ar_workspace()
 
 
 @fresh
