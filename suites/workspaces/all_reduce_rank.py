@@ -46,18 +46,21 @@ def guard_is_installed() -> str:
     raise SystemExit("a mnnvl workspace was not refused: nothing is run")
 
 
-def input_of(torch: Any, rank: int, shape: tuple[int, int], dtype: Any, values: str, seed: int) -> Any:
+def input_of(
+    torch: Any, rank: int, shape: tuple[int, int], dtype: Any, values: str, seed: int, device: Any = "cuda"
+) -> Any:
     """What a rank puts in; any rank can make it."""
-    generator = torch.Generator(device="cuda").manual_seed(1000 * seed + rank)
+    generator = torch.Generator(device=device).manual_seed(1000 * seed + rank)
     if values == "integers":  # their sum is exact in each dtype
-        whole = torch.randint(-8, 9, shape, generator=generator, device="cuda", dtype=torch.int32)
+        whole = torch.randint(-8, 9, shape, generator=generator, device=device, dtype=torch.int32)
         return whole.to(dtype)
-    return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
+    return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
 
 def excess(torch: Any, output: Any, world_size: int, values: str, seed: int) -> float:
     """The largest error, in units of what is allowed: none for integers, one place of the dtype for the others."""
-    inputs = [input_of(torch, rank, tuple(output.shape), output.dtype, values, seed) for rank in range(world_size)]
+    asked = (tuple(output.shape), output.dtype, values, seed, output.device)
+    inputs = [input_of(torch, rank, *asked) for rank in range(world_size)]
     exact = sum(one.double() for one in inputs)
     error = (output.double() - exact).abs()
     if values == "integers":
