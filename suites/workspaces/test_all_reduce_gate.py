@@ -20,7 +20,7 @@ from .stand_ins import MODULE, Group, stand_in
 
 pytestmark = [
     requires_sm90(host_only=True),
-    fresh_config_context(singletons="vllm.fi_ar_workspace*", may_leave="python.warning_filters"),
+    fresh_config_context(singletons="vllm.fi_ar_workspace*"),
 ]
 DTYPES = ("bfloat16", "float16", "float32")
 HIDDEN = (1, 7, 128, 2048, 2880, 4096, 7168, 16384)
