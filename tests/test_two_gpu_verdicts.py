@@ -9,12 +9,14 @@ import pytest
 
 from suites.workspaces.all_reduce_rank import DTYPES, ROUNDS, SIZES, VALUES, excess, input_of
 from suites.workspaces.test_all_reduce_two_gpus import TestTwoGpus as Suite
+from suites.workspaces.test_all_reduce_two_gpus import leaks
 
 Rank = dict[str, Any]
 
 
 def sound_rank() -> Rank:
     workspace = {"class": "T", "backend": "trtllm", "multicast": [0, 0, 0], "gone": True, "bytes_kept": 0}
+    workspace["destroy"] = ("flashinfer.comm", "Workspace.destroy", "comm.py", 1)
     turns = [{"round": number, "dtype": dtype} for dtype in DTYPES for number in range(ROUNDS)]
     records = [
         {**turn, "size": size, "values": values, "tokens": 1, "gate": size != "above", "excess": 0.0}
@@ -39,11 +41,23 @@ def judge(results: list[Rank]) -> None:
                 if size != "above":
                     suite.test_sum(results, dtype, size, values)
         suite.test_above_the_limit_is_refused(results, dtype)
-        suite.test_second_creation_is_as_the_first(results, dtype, lambda name, value: None)
+        suite.test_second_creation_is_as_the_first(results, dtype)
 
 
 def test_sound_results_pass() -> None:
     judge([sound_rank(), sound_rank()])
+    assert leaks([sound_rank(), sound_rank()]) == ()
+
+
+def test_memory_that_destroy_keeps_is_found_on_its_rank() -> None:
+    """The first creation also loads the kernels, which stay."""
+    first, second = sound_rank(), sound_rank()
+    first["workspaces"][0].update(bytes_kept=1 << 30)
+    for workspace in second["workspaces"]:
+        workspace.update(bytes_kept=1 << 29)
+    (found,) = leaks([first, second])
+    assert found.id == "leak:flashinfer.trtllm-workspace-memory@flashinfer.comm.Workspace.destroy"
+    assert found.message == "rank 1: each workspace leaves 536870912 B of the device's memory allocated"
 
 
 DEFECTS: dict[str, Callable[[Rank], object]] = {

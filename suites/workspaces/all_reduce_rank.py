@@ -93,6 +93,12 @@ def use(torch: Any, reduce: Any, dtype: Any, number: int) -> list[dict[str, Any]
     return records
 
 
+def place_of(function: Any) -> tuple[str, str, str, int]:
+    """Module, qualified name, file and first line."""
+    code = function.__code__
+    return function.__module__, code.co_qualname, code.co_filename, code.co_firstlineno
+
+
 def main(rank: int, world_size: int, folder: Path, machine: str) -> dict[str, Any]:
     """Go through all of it; the record."""
     from pytest_gpuinvariants.integrations import multicast
@@ -147,6 +153,7 @@ def main(rank: int, world_size: int, folder: Path, machine: str) -> dict[str, An
                     "class": type(workspace).__name__,
                     "backend": workspace.backend,
                     "multicast": [handle.mc_ptr for handle in workspace.mem_handles],
+                    "destroy": place_of(type(workspace).destroy),
                 }
             )
             result["records"] += use(torch, reduce, dtype, number)

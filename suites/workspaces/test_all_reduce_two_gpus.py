@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpuinvariants import requires_gpus, requires_sm90, session
+from pytest_gpuinvariants import Finding, known_fault, requires_gpus, requires_sm90, session
+from pytest_gpuinvariants.events import Change, Frame, StateChange, Thread
+from pytest_gpuinvariants.integrations.vllm_backends import conclude
+from pytest_gpuinvariants.invariants import fresh_config_context
 
 from ..vllm_attention.harness import import_or_skip  # noqa: TID252
 from .all_reduce_rank import DTYPES, ROUNDS, SIZES, VALUES
@@ -17,6 +20,7 @@ from .ranks import run_ranks
 # FlashInfer compiles the kernel's module first: about 260 s where its cache is empty.
 LIMIT_S = 540
 SCRIPT = Path(__file__).with_name("all_reduce_rank.py")
+NOISE_BYTES = 16 << 20  # of the card's free memory, which other allocations move
 Results = Sequence[Mapping[str, Any]]
 
 
@@ -33,6 +37,23 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def _records(rank: Mapping[str, Any], **wanted: object) -> list[Mapping[str, Any]]:
     return [one for one in rank["records"] if all(one[name] == value for name, value in wanted.items())]
+
+
+def leaks(results: Results) -> tuple[Finding, ...]:
+    """A finding for each rank that keeps device memory after it has destroyed its workspaces."""
+    found = []
+    for number, rank in enumerate(results):
+        kept = [workspace["bytes_kept"] for workspace in rank["workspaces"][1:]]
+        if min(kept) > NOISE_BYTES:
+            change = StateChange(
+                name="flashinfer.trtllm-workspace-memory",
+                change=Change.LEFT,
+                detail=f"rank {number}: each workspace leaves {min(kept)} B of the device's memory allocated",
+                thread=Thread(0, f"rank {number}"),
+                stack=(Frame(*rank["workspaces"][1]["destroy"]),),
+            )
+            found.append(fresh_config_context.check(change, fresh_config_context.Options()))
+    return tuple(filter(None, found))
 
 
 @requires_gpus(2)
@@ -71,9 +92,9 @@ class TestTwoGpus:
             assert not any(one["gate"] for one in records), records
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_second_creation_is_as_the_first(self, results: Results, dtype: str, record_property: Any) -> None:
-        """The workspace is gone after ``destroy()``, and the next one does the same."""
-        for number, rank in enumerate(results):
+    def test_second_creation_is_as_the_first(self, results: Results, dtype: str) -> None:
+        """VLLM forgets the workspace at ``destroy()``, and the next one does the same."""
+        for rank in results:
             made = [one for one in rank["workspaces"] if one["dtype"] == dtype]
             assert [one["round"] for one in made] == list(range(ROUNDS))
             assert all(one["gone"] for one in made)
@@ -82,7 +103,17 @@ class TestTwoGpus:
                 [{**one, "round": None} for one in _records(rank, dtype=dtype, round=which)] for which in range(ROUNDS)
             )
             assert first == second
-            record_property(f"rank{number}_bytes_kept_after_destroy", [one["bytes_kept"] for one in made])
+
+    @known_fault(
+        "leak:flashinfer.trtllm-workspace-memory@flashinfer.comm.allreduce.TRTLLMAllReduceFusionWorkspace.destroy",
+        package="flashinfer-python",
+        versions=">=0.7,<0.8",
+        reason="destroy() drops its own references, not those in trtllm_ar._symm_workspace_refs",
+    )
+    def test_destroy_gives_the_memory_back(self, results: Results) -> None:
+        """Each creation after the first of a rank finds its kernels loaded: what it keeps is the workspace's memory."""
+        with conclude(fresh_config_context.NAME, lambda: leaks(results)):
+            assert all(len(rank["workspaces"]) == ROUNDS * len(DTYPES) for rank in results)
 
 
 @requires_gpus(2, host_only=True)
