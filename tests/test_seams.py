@@ -84,6 +84,26 @@ def test_each_tells_the_fake_and_then_the_truth(seam: Seam, answers: Answers) ->
     assert [answers[f"after {word}"][seam.name] for word in WORDS] == [before] * len(WORDS)
 
 
+def test_flashinfer_goes_back_to_the_card_where_the_environment_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a real GPU: the simulated one is named in the environment."""
+    pytest.importorskip("flashinfer")
+    import flashinfer.jit.core as core
+
+    monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST", raising=False)
+    core.refresh_current_compilation_context()
+    before = set(core.current_compilation_context.TARGET_CUDA_ARCHS)
+    faking = Faking(parse_fake("sm80"))
+    assert {(8, "0")} == core.current_compilation_context.TARGET_CUDA_ARCHS
+    faking.leave()
+    assert before == core.current_compilation_context.TARGET_CUDA_ARCHS
+    assert faking.leftovers() == []
+    core.current_compilation_context.TARGET_CUDA_ARCHS.add((8, "0"))
+    (left,) = faking.leftovers()
+    assert left.startswith("flashinfer.jit.core.current_compilation_context = ")
+    monkeypatch.undo()
+    core.refresh_current_compilation_context()
+
+
 def test_names_imported_earlier_see_it() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")

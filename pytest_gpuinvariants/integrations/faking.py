@@ -80,6 +80,23 @@ def _still_full() -> list[str]:
     return [f"the cache of {name}" for name, cache in named if cache.cache_info().currsize]
 
 
+def _renewable() -> list[tuple[Seam, ModuleType]]:
+    return [(seam, sys.modules[seam.module]) for seam in SEAMS if seam.renew is not None and seam.module in sys.modules]
+
+
+def _renew() -> None:
+    for seam, module in _renewable():
+        assert seam.renew is not None
+        seam.renew(module)
+
+
+def _stale() -> list[str]:
+    """What is worked out otherwise when it is worked out anew."""
+    held = [(seam, module, seam.ask(module)) for seam, module in _renewable() if seam.ask is not None]
+    _renew()
+    return [f"{seam.name} = {value!r}" for seam, module, value in held if seam.ask and seam.ask(module) != value]
+
+
 def _own_attributes() -> dict[tuple[str, str], object]:
     own = [(name, module) for name, module in list(sys.modules.items()) if not _is_library(module)]
     return {
@@ -103,6 +120,7 @@ class Faking:
         for seam in SEAMS:
             if seam.apply is not None:
                 self._lay_over(seam)
+        _renew()
         clear_caches()
 
     def _lay_over(self, seam: Seam) -> None:
@@ -128,8 +146,9 @@ class Faking:
 
     def leave(self) -> None:
         """Take the fake off; every cache that may hold it is empty afterwards."""
-        self._restore_environment()  # first: FlashInfer's seams are taken back to what it says
+        self._restore_environment()
         self._undo.close()
+        _renew()  # last: FlashInfer asks torch for the card where the environment names none
         clear_caches()
 
     def leftovers(self) -> list[str]:
@@ -150,4 +169,4 @@ class Faking:
         ]
         folder = self._variables["FLASHINFER_WORKSPACE_BASE"]
         found += [f"environment variable {name}" for name, value in os.environ.items() if folder in value]
-        return _still_full() + constants.wrong() + found
+        return _still_full() + _stale() + constants.wrong() + found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NoReturn
@@ -116,8 +117,10 @@ def _vllm(module: Any, refuse: Refuse) -> Undo:
 
 def _cublas(module: Any, refuse: Refuse) -> Undo:
     library = module.library.Library("aten", "IMPL")
-    for name in CUBLAS:
-        library.impl(name, functools.partial(_stop, name, refuse), "CUDA")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions of torch warn of the first operator that is overridden
+        for name in CUBLAS:
+            library.impl(name, functools.partial(_stop, name, refuse), "CUDA")
     undo: Undo = library._destroy
     return undo
 

@@ -91,21 +91,14 @@ def _nvml(module: Any, fake: Fake) -> Undo:
     return lambda: table.pop(_CAPABILITY, None)
 
 
-def _folders(env: Any, fake: Fake | None = None) -> Undo:
-    """Work out FlashInfer's folders again from the environment, as it does when it is imported."""
+def _renew_folders(env: Any) -> None:
+    """Work out FlashInfer's folders again from the environment and the card, as it does when it is imported."""
     base = type(env.FLASHINFER_BASE_DIR)(os.environ.get("FLASHINFER_WORKSPACE_BASE", os.path.expanduser("~")))
     env.FLASHINFER_BASE_DIR = base
     env.FLASHINFER_CACHE_DIR = base / ".cache" / "flashinfer"
     env.FLASHINFER_WORKSPACE_DIR = env._get_workspace_dir_name()
     env.FLASHINFER_JIT_DIR = env.FLASHINFER_WORKSPACE_DIR / "cached_ops"
     env.FLASHINFER_GEN_SRC_DIR = env.FLASHINFER_WORKSPACE_DIR / "generated"
-    return lambda: _folders(env)
-
-
-def _flags(core: Any, fake: Fake | None = None) -> Undo:
-    """Have FlashInfer read its architectures from the environment again."""
-    core.refresh_current_compilation_context()
-    return lambda: _flags(core)
 
 
 _gates: list[tuple[Any, Callable[[], object]]] = []
@@ -171,6 +164,7 @@ class Seam:
         ask: what it answers for device 0; None where that is not a matter of the capability.
         apply: how the fake is laid over it, giving the way back; None: it follows from other seams.
         caches: attributes of the module that remember the answer, emptied on both ends.
+        renew: works the answer out again from the environment and other seams, when those are laid or undone.
     """
 
     module: str
@@ -180,6 +174,7 @@ class Seam:
     ask: Callable[[Any], object] | None = None
     apply: Callable[[Any, Fake], Undo] | None = None
     caches: tuple[str, ...] = ()
+    renew: Callable[[Any], object] | None = None
 
     @property
     def name(self) -> str:
@@ -252,7 +247,7 @@ SEAMS = (
         "flashinfer-python",
         "0.7",
         lambda module: str(module.FLASHINFER_JIT_DIR),
-        _folders,
+        renew=_renew_folders,
     ),
     Seam(
         "flashinfer.jit.core",
@@ -260,7 +255,7 @@ SEAMS = (
         "flashinfer-python",
         "0.7",
         lambda module: frozenset(module.current_compilation_context.TARGET_CUDA_ARCHS),
-        _flags,
+        renew=lambda module: module.refresh_current_compilation_context(),
     ),
     Seam(
         "triton.runtime",
