@@ -7,6 +7,7 @@ import operator
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,7 +91,9 @@ def test_flashinfer_goes_back_to_the_card_where_the_environment_names_none(monke
     import flashinfer.jit.core as core
 
     monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST", raising=False)
-    core.refresh_current_compilation_context()
+    for seam in SEAMS:
+        if seam.renew is not None:
+            seam.renew(_module(seam))
     before = set(core.current_compilation_context.TARGET_CUDA_ARCHS)
     faking = Faking(parse_fake("sm80"))
     assert {(8, "0")} == core.current_compilation_context.TARGET_CUDA_ARCHS
@@ -142,6 +145,24 @@ def test_what_a_library_works_out_at_import_is_worked_out_again(monkeypatch: pyt
     finally:
         constants.work_out()
     assert module.IS_TURING is False
+
+
+def test_a_capability_that_a_module_spells_out_is_no_leftover(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gi_spelled.py").write_text("HOPPER = (9, 0)\nADA: tuple = (8, 9)\n_seen = None\n")
+    (tmp_path / "gi_taking.py").write_text("from gi_spelled import HOPPER as WANTED\nimport gi_spelled\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("gi_spelled", "gi_taking"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    faking = Faking(parse_fake("sm90"))
+    importlib.import_module("gi_taking")
+    module: Any = sys.modules["gi_spelled"]
+    faking.leave()
+    assert faking.leftovers() == []
+    module._seen = module.ADA = (9, 0)  # what the source says otherwise was found out
+    own = [left for left in faking.leftovers() if left.startswith("gi_")]
+    assert own == ["gi_spelled.ADA = (9, 0)", "gi_spelled._seen = (9, 0)"]
+    for name in ("gi_spelled", "gi_taking"):
+        monkeypatch.delitem(sys.modules, name)
 
 
 def _kept(faking: Faking, keep: Callable[[], None]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator
@@ -51,16 +52,41 @@ class Constant:
 _known: dict[str, tuple[Constant, ...]] = {}
 
 
-def _constants(name: str, module: Any) -> Iterator[Constant]:
+def _source(module: Any) -> str:
     file = str(getattr(module, "__file__", None))
-    source = Path(file).read_text(encoding="utf-8") if file.endswith(".py") and Path(file).exists() else ""
+    return Path(file).read_text(encoding="utf-8") if file.endswith(".py") and Path(file).exists() else ""
+
+
+def is_written(name: str, attribute: str, value: object) -> bool:
+    """Whether a module's source spells a value out, or takes it by name from a module that does.
+
+    Such a value is a constant of the program, and not an answer about the card.
+    """
+    module: Any = sys.modules.get(name)
+    for node in ast.parse(_source(module)).body:
+        if isinstance(node, ast.ImportFrom):
+            taken = next((one.name for one in node.names if (one.asname or one.name) == attribute), None)
+            if taken is not None:
+                package = getattr(module, "__package__", None) or name
+                origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                return origin != name and is_written(origin, taken, value)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == attribute for target in targets):
+            with contextlib.suppress(ValueError, TypeError):
+                if ast.literal_eval(getattr(node, "value")) == value:  # noqa: B009
+                    return True
+    return False
+
+
+def _constants(name: str, module: Any) -> Iterator[Constant]:
+    source = _source(module)
     if not _LINE.search(source):
         return
     for node in ast.parse(source).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         if isinstance(target, ast.Name) and value is not None and _CALL.search(ast.unparse(value)):
-            yield Constant(name, target.id, compile(ast.Expression(value), file, "eval"))
+            yield Constant(name, target.id, compile(ast.Expression(value), str(module.__file__), "eval"))
 
 
 def found() -> list[Constant]:

@@ -27,6 +27,7 @@ from pytest_gpuinvariants.integrations.after_import import after_import
 from pytest_gpuinvariants.integrations.seams import SEAMS, FakeProperties, Seam, renew_lazy_gates
 
 _CACHES = ("vllm", "flashinfer", "triton", "torch.cuda", "torch._inductor", "torch.backends", "torch.utils._triton")
+_KNOWN = frozenset(name.partition(".")[0] for name in _CACHES)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 
 
@@ -98,7 +99,11 @@ def _stale() -> list[str]:
 
 
 def _own_attributes() -> dict[tuple[str, str], object]:
-    own = [(name, module) for name, module in list(sys.modules.items()) if not _is_library(module)]
+    own = [
+        (name, module)
+        for name, module in list(sys.modules.items())
+        if not _is_library(module) and name.partition(".")[0] not in _KNOWN  # wherever they are installed
+    ]
     return {
         (name, attribute): value
         for name, module in own
@@ -165,6 +170,7 @@ class Faking:
                 type(value) is tuple
                 and value == self.fake.capability
                 and self._before.get((module, attribute)) != value
+                and not constants.is_written(module, attribute, value)
             )
         ]
         folder = self._variables["FLASHINFER_WORKSPACE_BASE"]

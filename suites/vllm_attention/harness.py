@@ -166,8 +166,9 @@ class Planner:
 
     @property
     def sm_count(self) -> int:
-        """Streaming multiprocessors of the device, real or simulated."""
-        return int(self.torch.cuda.get_device_properties("cuda").multi_processor_count)
+        """Streaming multiprocessors of the device, as FlashInfer's C++ is told: a fake does not reach it."""
+        torch = self.torch
+        return int(torch._C._cuda_getDeviceProperties(torch.cuda.current_device()).multi_processor_count)
 
     def padded(self, lens: Sequence[int]) -> list[int]:
         """Keys of every row of the buffers: those past the batch are empty."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpuinvariants import fresh_config_context, requires_sm90
+from pytest_gpuinvariants import fresh_config_context, requires_sm90, session
+from pytest_gpuinvariants.hardware.machine import MachineKind
 
 from ..vllm_attention.harness import import_or_skip  # noqa: TID252
 
@@ -53,6 +54,12 @@ def builder(module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return built
 
 
+def assert_zeroed(made: Any) -> None:
+    """Of a simulated card's memory nothing is known: the kernel that fills it is recorded, not run."""
+    if session.current().machine.kind is MachineKind.REAL:
+        assert not made[:4096].cpu().any()
+
+
 @pytest.mark.parametrize(("tokens", "expected"), [(1, 16), (256, 16), (257, 16.0625), (1024, 64)])
 def test_float_workspace_fits_the_prefill_chunk(builder: Any, tokens: int, expected: float) -> None:
     """16 B for each token, head and channel, and never less than what is configured; made once, zeroed."""
@@ -60,7 +67,7 @@ def test_float_workspace_fits_the_prefill_chunk(builder: Any, tokens: int, expec
     assert builder._workspace_buffer is None
     made = builder._get_workspace_buffer()
     assert made.nbytes == expected * MIB
-    assert not made[:4096].cpu().any()
+    assert_zeroed(made)
     assert builder._get_workspace_buffer() is made
 
 
@@ -109,7 +116,7 @@ def test_trtllm_workspace_is_made_when_first_asked_for(module: Any, monkeypatch:
     assert captured is None
     assert made is module.trtllm_workspace_buffer is module._get_trtllm_workspace_buffer()
     assert made.nbytes == 4 * MIB
-    assert not made[:4096].cpu().any()
+    assert_zeroed(made)
 
 
 def test_cached_scratch_grows_and_is_kept_for_those_who_hold_it() -> None:

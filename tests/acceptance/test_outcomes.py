@@ -346,7 +346,7 @@ def test_without_cuda_torch_marked_tests_skip_as_not_verified(run: Run, pytester
     result.assert_outcomes(skipped=3)
     result.stdout.fnmatch_lines(["gpu: none: CUDA can neither be used nor simulated on Darwin"])
     assert text(result).count("SKIPPED [1] test_it.py:") == 3
-    result.stdout.fnmatch_lines(["3 not verified:", "  2: there is no GPU (*", "  1: needs SM 9.x; there is no GPU (*"])
+    result.stdout.fnmatch_lines(["3 not verified:", "  1: needs SM 9.x; there is no GPU (*", "  2: there is no GPU (*"])
     assert "verified on" not in text(result)
 
 
