@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from importlib.metadata import PackageNotFoundError, version
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -13,6 +12,7 @@ from pytest_gpuinvariants.findings import Finding, Tally
 from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.invariants.no_implicit_sync import KINDS, NAME
 from pytest_gpuinvariants.scopes import Scope
+from pytest_gpuinvariants.versions import satisfied
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,7 @@ class Exemption:
     @property
     def in_range(self) -> bool:
         """Whether the package that it is about is installed in one of the versions it names."""
-        if self.requires is None:
-            return True
-        requirement = Requirement(self.requires)
-        try:
-            return requirement.specifier.contains(version(requirement.name), prereleases=True)
-        except PackageNotFoundError:
-            return False
+        return self.requires is None or bool(satisfied(self.requires))
 
     @property
     def label(self) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
 
+from pytest_gpuinvariants import versions
 from pytest_gpuinvariants.findings import Finding
 
 
@@ -29,10 +29,7 @@ class KnownFault:
     @property
     def installed(self) -> str | None:
         """The package's installed version, None without it."""
-        try:
-            return version(self.package)
-        except PackageNotFoundError:
-            return None
+        return versions.installed(self.package)
 
     @property
     def applies(self) -> bool:

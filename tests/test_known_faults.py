@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError
+from importlib import metadata
 
 import pytest
 
-from pytest_gpuinvariants import known_faults
 from pytest_gpuinvariants.events import Frame, Thread
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.known_faults import KnownFault
@@ -40,10 +39,10 @@ def test_range(installed: str | None, applies: bool, monkeypatch: pytest.MonkeyP
     def version(package: str) -> str:
         assert package == "some-package"
         if installed is None:
-            raise PackageNotFoundError(package)
+            raise metadata.PackageNotFoundError(package)
         return installed
 
-    monkeypatch.setattr(known_faults, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     assert fault().applies is applies
 
 

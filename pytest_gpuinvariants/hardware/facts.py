@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
+from pytest_gpuinvariants import versions
 from pytest_gpuinvariants.hardware.detection import NoGpuError, RealGpus, find_real_gpus
 from pytest_gpuinvariants.hardware.identity import Device
 from pytest_gpuinvariants.hardware.machine import Machine, MachineKind
@@ -89,7 +89,4 @@ class MachineFacts:
 
     def package_version(self, name: str) -> str | None:
         """Version of an installed distribution, None without it."""
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return None
+        return versions.installed(name)

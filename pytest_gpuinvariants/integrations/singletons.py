@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from typing import Any
 
 from packaging.requirements import Requirement
+
+from pytest_gpuinvariants.versions import satisfied
 
 ENTRY_POINTS = "gpuinvariants.singletons"
 
@@ -73,11 +75,9 @@ class Singleton:
         """Whether the installed version is one that has it."""
         if self.requires is None:
             return True
-        requirement = Requirement(self.requires)
-        try:
-            return requirement.specifier.contains(version(requirement.name), prereleases=True)
-        except PackageNotFoundError:
-            return not requirement.specifier  # a source tree: only what is in every version
+        installed = satisfied(self.requires)
+        # None: a source tree, of which only what is in every version is known to be there.
+        return not Requirement(self.requires).specifier if installed is None else installed
 
     @property
     def loaded(self) -> Any:
