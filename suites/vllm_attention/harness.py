@@ -167,8 +167,9 @@ class Planner:
     @property
     def sm_count(self) -> int:
         """Streaming multiprocessors of the device, as FlashInfer's C++ is told: a fake does not reach it."""
-        torch = self.torch
-        return int(torch._C._cuda_getDeviceProperties(torch.cuda.current_device()).multi_processor_count)
+        cuda = self.torch.cuda
+        current = cuda.current_device()  # initialises CUDA, which defines torch's own binding
+        return int(cuda._get_device_properties(current).multi_processor_count)
 
     def padded(self, lens: Sequence[int]) -> list[int]:
         """Keys of every row of the buffers: those past the batch are empty."""
