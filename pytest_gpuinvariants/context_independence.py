@@ -114,7 +114,7 @@ def _compare(
         name=what[1],
         orders=tuple(orders),
         reads=tuple(sorted(reads.counts.items(), key=lambda item: -item[1])),
-        thread=stacks.current_thread(threading.get_native_id()),
+        thread=stacks.current_thread(),
         stack=(here,),
     )
     found = rule.check(event)

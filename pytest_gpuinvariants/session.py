@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -126,7 +125,7 @@ class Run:
 
         assert self.faking is not None
         test = os.environ.get("PYTEST_CURRENT_TEST", "collection").rpartition(" (")[0] or "collection"
-        thread = stacks.current_thread(threading.get_native_id())
+        thread = stacks.current_thread()
         where = stacks.capture(self.settings.full_stacks)
         event = Launch(api="launch", kernel=kernel, library=library, thread=thread, stack=where)
         found = host_only.refused(event, self.faking.fake.label, test)
@@ -156,7 +155,7 @@ class Run:
         Raises:
             MulticastRefusedError: always.
         """
-        thread = stacks.current_thread(threading.get_native_id())
+        thread = stacks.current_thread()
         request = MulticastRequest(api=label, thread=thread, stack=stacks.capture(self.settings.full_stacks))
         self.summary.refused[label] += 1
         if self.current is not None:

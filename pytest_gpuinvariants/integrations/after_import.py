@@ -72,3 +72,11 @@ def after_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
     waiting = _Waiting(name, callback)
     sys.meta_path.insert(0, waiting)
     return waiting.cancel
+
+
+def once_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call ``callback`` now where the module is imported already, else when it has been; the result calls that off."""
+    if name not in sys.modules:
+        return after_import(name, callback)
+    callback()
+    return lambda: None

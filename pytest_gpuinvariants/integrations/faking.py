@@ -23,7 +23,7 @@ from pytest_gpuinvariants import environment
 from pytest_gpuinvariants.hardware.fakes import Fake
 from pytest_gpuinvariants.hardware.native_build import cache_root
 from pytest_gpuinvariants.integrations import constants
-from pytest_gpuinvariants.integrations.after_import import after_import
+from pytest_gpuinvariants.integrations.after_import import once_imported
 from pytest_gpuinvariants.integrations.seams import SEAMS, FakeProperties, Seam, renew_lazy_gates
 
 _CACHES = ("vllm", "flashinfer", "triton", "torch.cuda", "torch._inductor", "torch.backends", "torch.utils._triton")
@@ -133,10 +133,7 @@ class Faking:
             assert seam.apply is not None
             self._undo.callback(seam.apply(sys.modules[seam.module], self.fake))
 
-        if seam.module in sys.modules:
-            lay()
-        else:
-            self._undo.callback(after_import(seam.module, lay))
+        self._undo.callback(once_imported(seam.module, lay))
 
     def _restore_environment(self) -> None:
         environment.restore(self._environment)

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_gpuinvariants.integrations.after_import import after_import
+from pytest_gpuinvariants.integrations.after_import import once_imported
 
 OPTION = "--gpu-allow-multicast"
 VARIABLE = "PYTEST_GPUINVARIANTS_MULTICAST"
@@ -139,10 +139,7 @@ def install(refuse: Refuse) -> ExitStack:
                 if seam.module == name:
                     _change(seam, refuse, restored)
 
-        if name in sys.modules:
-            change()
-        else:
-            restored.callback(after_import(name, change))
+        restored.callback(once_imported(name, change))
     return restored
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
-from pytest_gpuinvariants.integrations.after_import import after_import
+from pytest_gpuinvariants.integrations.after_import import once_imported
 
 Refuse = Callable[[str, str], NoReturn]
 """Takes the kernel's name and the library's, and raises."""
@@ -147,8 +147,5 @@ def install(refuse: Refuse) -> Undo:
             undo.callback(stop(sys.modules[name], refuse))
 
     for name in LAUNCHERS:
-        if name in sys.modules:
-            lay(name)
-        else:
-            undo.callback(after_import(name, functools.partial(lay, name)))
+        undo.callback(once_imported(name, functools.partial(lay, name)))
     return undo.close

@@ -6,6 +6,7 @@ import os
 import warnings
 from typing import Any
 
+from pytest_gpuinvariants import environment
 from pytest_gpuinvariants.integrations.singletons import MISSING, Singleton, Treatment, variable
 
 # pytest's own, which tells where it is.
@@ -17,10 +18,7 @@ def _environment(module: Any) -> dict[str, str]:
 
 
 def _set_variable(module: Any, name: str, value: Any) -> None:
-    if value is MISSING:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+    environment.restore({name: None if value is MISSING else value})
 
 
 def _cwd(module: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,7 +62,7 @@ def consistent_backend() -> Iterator[list[BackendResolved | BackendAsked]]:
     def resolving(group: object) -> tuple[str | None, bool]:
         backend, fallback = resolve(group)
         accepted = tuple(filter(None, (backend, "trtllm" if fallback else None)))
-        thread = stacks.current_thread(threading.get_native_id())
+        thread = stacks.current_thread()
         events.append(
             BackendResolved(
                 accepted=accepted, group=id(group), in_context=_in_context(), thread=thread, stack=stacks.capture()
@@ -73,7 +72,7 @@ def consistent_backend() -> Iterator[list[BackendResolved | BackendAsked]]:
 
     @functools.wraps(create)
     def creating(*args: Any, **kwargs: Any) -> object:
-        thread = stacks.current_thread(threading.get_native_id())
+        thread = stacks.current_thread()
         backend = str(kwargs.get("backend", args[0] if args else "auto"))
         events.append(
             BackendAsked(backend=backend, group=id(kwargs.get("group")), thread=thread, stack=stacks.capture())

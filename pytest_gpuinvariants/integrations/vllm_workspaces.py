@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -49,7 +48,7 @@ def consistent_workspaces() -> Iterator[list[WorkspaceGiven | WorkspaceMade | Ga
         events.append(
             WorkspaceMade(
                 syncs_allowed=vllm_sync.allows(),
-                thread=stacks.current_thread(threading.get_native_id()),
+                thread=stacks.current_thread(),
                 stack=stacks.capture(),
             )
         )
@@ -67,7 +66,7 @@ def consistent_workspaces() -> Iterator[list[WorkspaceGiven | WorkspaceMade | Ga
                     WorkspaceGiven(
                         asked=_purpose(kwargs),
                         made=made[id(workspace)],
-                        thread=stacks.current_thread(threading.get_native_id()),
+                        thread=stacks.current_thread(),
                         stack=stacks.capture(),
                     )
                 )
@@ -89,7 +88,7 @@ def consistent_workspaces() -> Iterator[list[WorkspaceGiven | WorkspaceMade | Ga
                     what=f"{tokens} x {hidden_dim} {tensor.dtype}",
                     admitted=admitted,
                     sufficient=sufficient,
-                    thread=stacks.current_thread(threading.get_native_id()),
+                    thread=stacks.current_thread(),
                     stack=(place, *stacks.capture()),
                 )
             )

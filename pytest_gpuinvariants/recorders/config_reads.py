@@ -81,7 +81,7 @@ class ConfigReads:
         return around
 
     def _count(self, function: str, answer: str) -> None:
-        thread = stacks.current_thread(threading.get_native_id())
+        thread = stacks.current_thread()
         read = ConfigRead(function=function, answer=answer, thread=thread, stack=_reader(stacks.capture(self._full)))
         with self._lock:
             first = self._first.setdefault((function, answer, read.reader), read)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -24,7 +23,7 @@ def here(full: bool = False) -> Place:
     stack = stacks.capture(full)
     while len(stack) > 1 and stack[0].module in _PLUMBING:
         stack = stack[1:]
-    return stacks.current_thread(threading.get_native_id()), stack
+    return stacks.current_thread(), stack
 
 
 def _importing() -> bool:

@@ -61,8 +61,10 @@ def capture(full: bool = False) -> Stack:
     return tuple(frames)
 
 
-def current_thread(native_id: int) -> Thread:
-    """The calling thread, by the native id that the CUDA side saw."""
+def current_thread(native_id: int | None = None) -> Thread:
+    """The calling thread; by the native id that the CUDA side saw, where it saw one."""
     # Not threading.current_thread(): that would register a thread which Python did not start.
     known = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
-    return Thread(native_id, known.name if known is not None else "native")
+    return Thread(
+        threading.get_native_id() if native_id is None else native_id, known.name if known is not None else "native"
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +220,7 @@ def test_gloo_ranks_agree_after_a_failure_on(case: str, ranks: list[Any]) -> Non
     told = [rank[list(CASES).index(case)] for rank in ranks]
     code = sys.modules[MODULE].FlashInferAllReduce.should_use_fi_ar.__code__
     place = Frame(MODULE, code.co_qualname, code.co_filename, code.co_firstlineno)
-    thread = current_thread(threading.get_native_id())
+    thread = current_thread()
     for number, rank in enumerate(told):
         assert rank["created"] == ["trtllm"], "one attempt, never again"
         assert rank["answers"] == [number not in failing] * 2
