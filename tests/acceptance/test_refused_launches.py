@@ -1,15 +1,20 @@
-"""Kernels under a fake: refused before the driver hears of them, by the test's name; copies and torch's own run."""
+"""Kernels under a fake: refused before the driver hears of them, by the test's name; copies and torch's own run.
+
+The card below the fake is that of this run: real, where it has a real one.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from pytest_gpuinvariants import session
+from pytest_gpuinvariants.hardware.machine import MachineKind
 from pytest_gpuinvariants.hardware.native_build import cache_root
 from tests.acceptance.conftest import Run, text
 
 CACHE = str(cache_root().parent)  # before pytester gives its runs another home
 
-FAKED = "--gpu=simulate:gb300,fake:sm90"
+FAKE = "GB300"
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +22,19 @@ def _one_simulator_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", CACHE)
 
 
+@pytest.fixture
+def faked() -> tuple[str, str]:
+    """The option, and the card as verdicts name it."""
+    machine = session.current().machine
+    base, name = ("real", machine.label) if machine.kind is MachineKind.REAL else ("simulate:h200", "simulated H200")
+    return f"--gpu={base},fake:{FAKE.lower()}", f"{name} faking {FAKE}"
+
+
 HEAD = """
     import ctypes
     import pytest
     import torch
-    from pytest_gpuinvariants import requires_sm90
+    from pytest_gpuinvariants import requires_sm103
 """
 
 TRITON = """
@@ -71,11 +84,11 @@ FLASHINFER = """
         loaded.run()
 """
 TESTS = """
-    @requires_sm90(host_only=True)
+    @requires_sm103(host_only=True)
     def test_launches():
         launch()
 
-    @requires_sm90(host_only=True)
+    @requires_sm103(host_only=True)
     def test_catches():
         with pytest.raises(RuntimeError, match="refused"):
             launch()
@@ -95,19 +108,22 @@ TRUE = """
         pytest.param(FLASHINFER, "FlashInfer kernel mla.run", "", id="flashinfer"),
     ],
 )
-def test_each_family_is_refused_by_kernel_and_test(run: Run, source: str, kernel: str, after: str) -> None:
-    result = run(f"{HEAD}{source}{TESTS}{after}", FAKED, "-Wignore")
+def test_each_family_is_refused_by_kernel_and_test(
+    run: Run, faked: tuple[str, str], source: str, kernel: str, after: str
+) -> None:
+    option, card = faked
+    result = run(f"{HEAD}{source}{TESTS}{after}", option, "-Wignore")
     result.assert_outcomes(failed=2, passed=1 if after else 0)
-    said = f"{kernel} refused: the card only looks like sm_90"
+    said = f"{kernel} refused: the card only looks like {FAKE}"
     assert f"test_it.py::test_launches: {said}" in text(result)
     assert f"test_it.py::test_catches: {said}" in text(result)
-    assert "2 violated on simulated GB300 faking sm_90" in text(result)
+    assert f"2 violated on {card}" in text(result)
 
 
-def test_copies_and_torchs_own_kernels_run(run: Run) -> None:
+def test_copies_and_torchs_own_kernels_run(run: Run, faked: tuple[str, str]) -> None:
     result = run(
         f"""{HEAD}
-    @requires_sm90(host_only=True)
+    @requires_sm103(host_only=True)
     def test_copies():
         x = torch.zeros(8, device="cuda")
         x.add_(1)
@@ -116,9 +132,10 @@ def test_copies_and_torchs_own_kernels_run(run: Run) -> None:
         y = x.clone()
         assert y.cpu().tolist() == list(range(8))
     """,
-        FAKED,
+        faked[0],
     )
     result.assert_outcomes(passed=1)
+    assert f"1 verified on {faked[1]}" in text(result)
 
 
 @pytest.mark.parametrize(("marked", "error"), [(True, 209), (False, 0)])
@@ -127,7 +144,7 @@ def test_the_simulated_card_refuses_what_gets_past_python(run: Run, marked: bool
         f"""{HEAD}
     from pytest_gpuinvariants.hardware.simulate.runtime import opened
 
-    {"@requires_sm90(host_only=True)" if marked else ""}
+    {"@requires_sm103(host_only=True)" if marked else ""}
     def test_launches():
         torch.cuda.init()
         driver = ctypes.CDLL(None)
@@ -137,7 +154,7 @@ def test_the_simulated_card_refuses_what_gets_past_python(run: Run, marked: bool
         shape = (ctypes.c_uint * 8)(1, 1, 1, 1, 1, 1)
         assert core.sim_launch(b"cudaLaunchKernel", kernel, None, shape) == {error}
     """,
-        FAKED,
+        f"--gpu=simulate:h200,fake:{FAKE.lower()}",
     )
     result.assert_outcomes(failed=int(marked), passed=int(not marked))
     assert ("cudaLaunchKernel of attention from libforeign.so (refused)" in text(result)) == marked
