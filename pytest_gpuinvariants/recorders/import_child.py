@@ -1,8 +1,8 @@
 """Imports modules in a process of its own, and writes down what that did.  Standard library only.
 
 Run as a program, with the path of a request and an open file descriptor for the answer.  Some effects are
-heard as they happen (``_HEARD`` and what :class:`_Watch` wraps); the rest is state, looked at after each
-module that was loaded and compared in the end (``_STATE``).
+heard as they happen (``_HEARD`` and what :class:`_Watch` wraps); the rest is state, looked at before and
+after each module that is loaded and compared in the end (``_STATE``).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _HEARD: dict[str, Callable[..., Heard | None]] = {
 }
 
 
-# ---- what is state: looked at after each module ------------------------------------------------------
+# ---- what is state: looked at before and after each module ------------------------------------------------------
 
 
 def _cuda() -> dict[str, str]:
@@ -280,6 +280,7 @@ class _Watch:
     def _loading(self, original: Callable[[Any], ModuleType]) -> Callable[[Any], ModuleType]:
         def load(spec: Any) -> ModuleType:
             outer = sys.gettrace()
+            self._compare(self._kinds, _importer)  # what its importer has done since it imported another
             kinds = frozenset(self._located.get(spec.name, ()))
             sys.settrace(self._trace(kinds) if kinds and threading.get_ident() == self._main else None)
             try:
@@ -334,6 +335,13 @@ def _stack(start: FrameType | None = None, line: int | None = None) -> Frames:
         line = None
         frame = frame.f_back  # type: ignore[assignment]
     return frames
+
+
+def _importer() -> Frames:
+    """The module under way, at no line: what it calls may have imported, too."""
+    frames = _stack()
+    at = next((index for index, frame in enumerate(frames) if frame[1] == "<module>"), None)
+    return frames if at is None else [(*frames[at][:3], 0), *frames[at + 1 :]]
 
 
 def _simulate(recipe: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class Request:
 def record(request: Request) -> tuple[ImportEffect, ...]:
     """Import the modules, in their order, in one fresh process, and tell what that did.
 
-    State is looked at after each module that is loaded.  Where it changed, a second process looks after
+    State is looked at before and after each module that is loaded.  Where it changed, a second process looks after
     each line of the modules at fault.
 
     Raises:

@@ -54,6 +54,14 @@ EFFECTS: dict[str, tuple[str, str]] = {
         "import torch\ntorch.set_default_dtype(torch.float64)",
         "global-state:torch's default dtype@dtype.<module>",
     ),
+    "cuinit_before_another": (
+        "import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\nimport colorsys",
+        "cuda-init:cuda@cuinit_before_another.<module>",
+    ),
+    "path_before_another": (
+        "import sys\nsys.path.append('/nowhere')\ndef f():\n    import colorsys\nf()",
+        "global-state:sys.path@path_before_another.<module>",
+    ),
     "nested": ("import sets", "environment:GI_NEW@sets.<module>"),
 }
 CLEAN: dict[str, str] = {
