@@ -8,6 +8,7 @@ from typing import Protocol
 import pytest
 
 from pytest_gpuinvariants import environment, session
+from pytest_gpuinvariants.hardware.machine import MachineKind
 from pytest_gpuinvariants.settings import OPTIONS
 
 
@@ -48,3 +49,9 @@ Lines = Callable[[pytest.RunResult], str]
 def text(result: pytest.RunResult) -> str:
     """Everything that a run printed."""
     return "\n".join([*result.outlines, *result.errlines])
+
+
+def found_card() -> str:
+    """The card that a run finds when no option names one, as verdicts name it."""
+    machine = session.current().machine
+    return machine.label if machine.kind is MachineKind.REAL else "simulated H100"

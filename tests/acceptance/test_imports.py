@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.conftest import Run, text
+from tests.acceptance.conftest import Run, found_card, text
 
 # A module's body, and the id that it is found as.
 EFFECTS: dict[str, tuple[str, str]] = {
@@ -124,7 +124,7 @@ def test_each_effect_is_found_at_its_line(pytester: pytest.Pytester, run: Run, m
         """
     )
     result.assert_outcomes(passed=len(EFFECTS))
-    result.stdout.fnmatch_lines([f"{len(EFFECTS)} violated, and caught by the test, on simulated H100"])
+    result.stdout.fnmatch_lines([f"{len(EFFECTS)} violated, and caught by the test, on {found_card()}"])
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_what_has_no_effect_is_verified(pytester: pytest.Pytester, run: Run, mon
         )
     )
     result.assert_outcomes(passed=len(CLEAN))
-    result.stdout.fnmatch_lines([f"{len(CLEAN)} verified on simulated H100"])
+    result.stdout.fnmatch_lines([f"{len(CLEAN)} verified on {found_card()}"])
     assert not list(pytester.path.rglob("plain*.pyc"))
 
 
@@ -265,9 +265,9 @@ def test_the_marker(pytester: pytest.Pytester, run: Run) -> None:
     result.stdout.fnmatch_lines(
         [
             "no_import_side_effects: sets.py:2: sets GI_NEW in the environment",
-            "2 violated on simulated H100",
-            "1 known fault on simulated H100",
-            "3 verified on simulated H100",
+            f"2 violated on {found_card()}",
+            f"1 known fault on {found_card()}",
+            f"3 verified on {found_card()}",
             "1 not verified: no_such_package is not installed",
             "allowed: 1 call: no_import_side_effects(allow='GI_[*]')",
             "SKIPPED * not verified: no_such_package is not installed",
