@@ -16,11 +16,13 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* The address of the name stands for the name: a handle may come back for another kernel once the
  * first one's module is gone. */
-static struct {
+typedef struct {
   uint64_t key;
   const char *symbol;
   kernel kernel;
-} known[ROOM];
+} known_kernel;
+static known_kernel known[ROOM];
+static _Thread_local known_kernel latest; /* a loop launches the same kernel, and need not wait for the lock */
 static const char *libraries[LIBRARIES]; /* their names, kept: a library may be unloaded before it is told of */
 
 static const char *file_of(const char *path) {
@@ -79,7 +81,7 @@ void kernels_prepare(void) {
   pthread_once(&once, watch_forks);
 }
 
-kernel kernel_of(uint64_t key, const char *symbol) {
+static kernel find(uint64_t key, const char *symbol) {
   size_t home = (size_t)(((key >> 4) * 0x9e3779b97f4a7c15u) >> 40), at = home % ROOM;
   pthread_mutex_lock(&lock);
   for (size_t i = 0; i < PROBES; i++) {
@@ -109,4 +111,9 @@ kernel kernel_of(uint64_t key, const char *symbol) {
   known[at].kernel = found;
   pthread_mutex_unlock(&lock);
   return found;
+}
+
+kernel kernel_of(uint64_t key, const char *symbol) {
+  if (latest.key != key || latest.symbol != symbol || !key) latest = (known_kernel){key, symbol, find(key, symbol)};
+  return latest.kernel;
 }

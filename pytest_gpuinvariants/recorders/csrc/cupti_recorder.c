@@ -290,6 +290,7 @@ static void judge(const call *made, const callback_data *data) {
 
 static void on_call(void *user, int32_t domain, uint32_t id, const callback_data *data) {
   (void)user;
+  if (domain == DRIVER && data->site == ENTER) return; /* only a runtime call has others within it */
   if (self.hearing || (domain != DRIVER && domain != RUNTIME) || id >= IDS) return;
   const call *made = &calls[domain][id];
   uint32_t classes = __atomic_load_n(&wanted, __ATOMIC_RELAXED);
