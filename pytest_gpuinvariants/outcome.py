@@ -14,7 +14,7 @@ from pytest_gpuinvariants.findings import Finding, InvariantViolation, section
 from pytest_gpuinvariants.hardware import gates
 from pytest_gpuinvariants.hardware.facts import MachineFacts
 from pytest_gpuinvariants.hardware.machine import Machine, MachineKind
-from pytest_gpuinvariants.integrations import torch_repr
+from pytest_gpuinvariants.integrations import torch_build, torch_repr
 from pytest_gpuinvariants.invariants import fresh_config_context, host_only, no_implicit_sync, no_import_side_effects
 from pytest_gpuinvariants.known_faults import KnownFault
 from pytest_gpuinvariants.monitor import Region
@@ -230,9 +230,11 @@ def _lead_with_the_line_at_fault(report: pytest.TestReport, error: InvariantViol
         crash.message = str(error)
 
 
-def _label(machine: Machine) -> str:
+def _label(machine: Machine, device: int) -> str:
     """The hardware of a verdict; state of the process can be policed without any."""
-    return machine.label if machine.kind in (MachineKind.REAL, MachineKind.SIMULATED) else "a host without a GPU"
+    if machine.kind not in (MachineKind.REAL, MachineKind.SIMULATED):
+        return "a host without a GPU"
+    return MachineFacts(machine, device).name  # of several real cards, the one that the test has used
 
 
 def finish(run: session.Run, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -248,13 +250,15 @@ def finish(run: session.Run, item: pytest.Item, call: pytest.CallInfo[None], rep
         _judge_fault(record, item, isinstance(error, InvariantViolation), report)
     if not record.known_fault or report.outcome == "failed":
         record.note_outcome(report.outcome, _skip_reason(report) if report.outcome == "skipped" else "")
+    if report.when == "call":
+        record.device = torch_build.current_device()  # before a fixture makes another one current
     if report.when != "setup":
         told = error.findings if isinstance(error, InvariantViolation) else ()
         _add_sections(record, told, report)
     # The exception on its way took precedence; what it kept back is in the report's sections.
     record.unraised.clear()
     if report.when == "teardown":
-        label = _label(_machine(run, item))
+        label = _label(_machine(run, item), record.device)
         if record.fakes:
             label = f"{label} faking {', '.join(dict.fromkeys(record.fakes))}"
         verdict = record.verdict(label)

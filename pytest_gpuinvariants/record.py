@@ -54,6 +54,8 @@ class TestRecord:
     """Why something could not be verified: it was not, also where someone turns the skip into a pass."""
     host_only: bool = False
     """The test declares that it launches no kernel of its own."""
+    device: int = 0
+    """Index of the current CUDA device at the end of the body."""
     fakes: list[str] = field(default_factory=list)
     """Labels of the fakes that it laid over the card by itself."""
 

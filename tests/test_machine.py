@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpuinvariants import outcome, session
 from pytest_gpuinvariants.hardware import detection, machine
 from pytest_gpuinvariants.hardware.detection import (
     NoCudaTorchError,
@@ -26,6 +27,8 @@ from pytest_gpuinvariants.hardware.simulate import runtime
 from pytest_gpuinvariants.hardware.simulate.build import SimulatorBuildError
 from pytest_gpuinvariants.hardware.simulate.runtime import SimulatorTooLateError
 from pytest_gpuinvariants.integrations import torch_build
+from pytest_gpuinvariants.record import TestRecord
+from pytest_gpuinvariants.report import verdicts
 
 NO_GPU = NoGpuError("no NVIDIA driver (libcuda.so.1) is installed")
 
@@ -182,12 +185,33 @@ def test_gates_see_the_current_device_of_a_real_machine(monkeypatch: pytest.Monk
     assert (facts.memory_bytes, facts.nvlink) == (151 << 30, ANSWER["unlinked"])
     monkeypatch.setattr(torch_build, "current_device", lambda: 1)
     assert (facts.name, facts.capability, facts.memory_bytes) == ("real NVIDIA L4", (8, 9), 24 << 30)
+    assert MachineFacts(facts.machine, device=0).name == "real NVIDIA H200"
     # Hidden after the start of the run: asked again, since the variable has another value.
     hidden = json.dumps({"why": "no GPU is visible"})
     monkeypatch.setattr(detection, "_PROBE", f"print({hidden!r})")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert (facts.capability, facts.count) == (None, 0)
     assert facts.absence == "no GPU is visible any more (see CUDA_VISIBLE_DEVICES)"
+
+
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.usefixtures("mixed_cards")
+def test_a_verdict_names_the_device_that_was_current_at_the_end_of_the_body(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, current: int
+) -> None:
+    run = session.current()
+    item = request.node
+    kept = list(item.user_properties)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "current", TestRecord(invariants=["no_implicit_sync"], finished=True))
+        patch.setattr(run, "machine", choose("real", used=True))
+        for when in ("setup", "call", "teardown"):
+            # A fixture makes the first one current again.
+            patch.setattr(torch_build, "current_device", lambda when=when: current if when == "call" else 0)
+            call = pytest.CallInfo.from_call(lambda: None, when)
+            outcome.finish(run, item, call, pytest.TestReport.from_item_and_call(item, call))
+    told, item.user_properties = item.user_properties[len(kept) :], kept
+    assert (verdicts.GPU, ["real NVIDIA H200", "real NVIDIA L4"][current]) in told
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ class MachineFacts:
     """The facts of a run's machine.
 
     A real one is asked through the driver, in another process, so that no gate initializes CUDA here;
-    the current device is that of torch, once torch has initialized CUDA.
+    the current device is that of torch, once torch has initialized CUDA, unless ``device`` is its index.
     """
 
     machine: Machine
+    device: int | None = None
 
     @property
     def _real(self) -> RealGpus | None:
@@ -34,7 +35,7 @@ class MachineFacts:
     @property
     def _device(self) -> Device | None:
         real = self._real
-        index = torch_build.current_device()
+        index = torch_build.current_device() if self.device is None else self.device
         return real.devices[index] if real is not None and index < len(real.devices) else None
 
     @property
