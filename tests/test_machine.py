@@ -22,7 +22,7 @@ from pytest_gpuinvariants.hardware.detection import (
 from pytest_gpuinvariants.hardware.facts import MachineFacts
 from pytest_gpuinvariants.hardware.identity import Device
 from pytest_gpuinvariants.hardware.machine import MachineError, MachineKind, check_choice, choose
-from pytest_gpuinvariants.hardware.profiles import Profile
+from pytest_gpuinvariants.hardware.profiles import PROFILES, Profile
 from pytest_gpuinvariants.hardware.simulate import runtime
 from pytest_gpuinvariants.hardware.simulate.build import SimulatorBuildError
 from pytest_gpuinvariants.hardware.simulate.runtime import SimulatorTooLateError
@@ -60,6 +60,37 @@ def test_auto_without_a_use_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(machine, "find_real_gpus", forbidden)
     monkeypatch.setattr(machine, "require_cuda_torch", forbidden)
     assert choose("auto", used=False).kind is MachineKind.UNUSED
+
+
+@pytest.mark.parametrize(
+    ("visible", "meant"),
+    [
+        (None, None),
+        ("0,1", None),
+        (",".join(runtime.device_uuid(PROFILES["h200"], index) for index in (0, 1)), None),
+        ("", "no device"),
+        ("1", "cuda:1"),
+        ("1,0", "cuda:1, cuda:0"),
+        (runtime.device_uuid(PROFILES["h200"], 1), "cuda:1"),
+        ("GPU-0", "no device"),
+    ],
+)
+@pytest.mark.usefixtures("simulations")
+def test_devices_that_only_a_variable_hides_are_told(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, meant: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    chosen = choose("simulate:h200x2", used=True)
+    assert chosen.count == 2
+    assert bool(chosen.warnings) == (meant is not None)
+    if meant is not None:
+        (told,) = chosen.warnings
+        assert told.startswith(
+            f"CUDA_VISIBLE_DEVICES={visible!r} means {meant} of the 2 simulated, which are all visible"
+        )
+        assert "--gpu simulate:PROFILExN" in told
 
 
 def test_auto_takes_a_real_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

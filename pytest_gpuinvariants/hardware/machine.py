@@ -13,7 +13,7 @@ from pytest_gpuinvariants.hardware.detection import (
     require_cuda_torch,
 )
 from pytest_gpuinvariants.hardware.fakes import FORMS, Fake, parse_layers
-from pytest_gpuinvariants.hardware.identity import VISIBLE, disagreements
+from pytest_gpuinvariants.hardware.identity import VISIBLE, disagreements, resolve
 from pytest_gpuinvariants.hardware.profiles import Profile, parse_profile
 
 
@@ -81,7 +81,7 @@ UNUSED = Machine(MachineKind.UNUSED, "not needed", "no test file here uses an in
 def _simulate(profile: Profile, count: int, why: str) -> Machine:
     # Imported here: a run that needs no simulator does not pay for it.
     from pytest_gpuinvariants.hardware.simulate.build import SimulatorBuildError
-    from pytest_gpuinvariants.hardware.simulate.runtime import SimulatorTooLateError, open_runtime
+    from pytest_gpuinvariants.hardware.simulate.runtime import SimulatorTooLateError, device_uuid, open_runtime
 
     try:
         open_runtime(profile, count)
@@ -89,7 +89,22 @@ def _simulate(profile: Profile, count: int, why: str) -> Machine:
         raise MachineError(str(error)) from error
     label = f"simulated {profile.label}"
     why = f"{why}; kernels are recorded, not run"
-    return Machine(MachineKind.SIMULATED, label, why, profile.capability, count, f"{profile.key}x{count}")
+    told = _unread(os.environ.get(VISIBLE), [device_uuid(profile, index) for index in range(count)])
+    return Machine(
+        MachineKind.SIMULATED, label, why, profile.capability, count, f"{profile.key}x{count}", warnings=told
+    )
+
+
+def _unread(visible: str | None, uuids: list[str]) -> tuple[str, ...]:
+    """That simulated CUDA shows all its devices, where CUDA_VISIBLE_DEVICES has others in mind."""
+    devices = resolve(visible, uuids)
+    if devices == tuple(range(len(uuids))):
+        return ()
+    meant = ", ".join(f"cuda:{index}" for index in devices) or "no device"
+    return (
+        f"{VISIBLE}={visible!r} means {meant} of the {len(uuids)} simulated, which are all visible: what counts "
+        "devices by the variable, as torch does, disagrees; unset it, or set their number by --gpu simulate:PROFILExN",
+    )
 
 
 def choose(choice: str, used: bool) -> Machine:

@@ -100,6 +100,11 @@ def _read(event: NativeEvent) -> SimulatedCall:
     )
 
 
+def device_uuid(profile: Profile, index: int) -> str:
+    """Identifier of a simulated device, the same in every run: derived from the model and the position."""
+    return f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, f'pytest-gpuinvariants/{profile.key}/{index}')}"
+
+
 class SimulatedRuntime:
     """The simulated runtime of this process: there is at most one, for the life of the process."""
 
@@ -134,11 +139,9 @@ class SimulatedRuntime:
 
     @staticmethod
     def _device(profile: Profile, index: int) -> _CProfile:
-        # The same machine every run: an identifier derived from the model and the position.
-        identity = uuid.uuid5(uuid.NAMESPACE_URL, f"pytest-gpuinvariants/{profile.key}/{index}")
         return _CProfile(
             name=profile.name.encode(),
-            uuid=f"GPU-{identity}".encode(),
+            uuid=device_uuid(profile, index).encode(),
             major=profile.major,
             minor=profile.minor,
             sm_count=profile.sm_count,
