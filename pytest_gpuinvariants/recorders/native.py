@@ -15,7 +15,7 @@ from _pytest.python import pytest_pyfunc_call
 from pytest_gpuinvariants.events import Allocation, ApiCall, Copy, Event, Launch, Memory, Synchronization
 from pytest_gpuinvariants.hardware import native_build
 from pytest_gpuinvariants.integrations import vllm_sync
-from pytest_gpuinvariants.recorders import stacks, torch_copies
+from pytest_gpuinvariants.recorders import frame_layout, stacks, torch_copies
 from pytest_gpuinvariants.recorders.protocol import Again, Sink
 
 
@@ -67,6 +67,7 @@ _PYTHON_FUNCTIONS = (
     "PyGILState_Check",
     "PyGILState_Ensure",
     "PyGILState_Release",
+    "PyThreadState_Get",
     "PyEval_GetFrame",
     "PyFrame_GetBack",
     "PyFrame_GetCode",
@@ -204,10 +205,12 @@ class Hearing:
         """
         if self._library is None:
             # Its functions run under Python's lock.
-            self._library = ctypes.PyDLL(str(build("hearing", ("hearing.c", "copying.c"))))
+            self._library = ctypes.PyDLL(str(build("hearing", ("hearing.c", "frames.c", "copying.c"))))
             self._library.gi_take_counts.restype = ctypes.c_size_t
-        self._library.gi_hearing_open(
-            ctypes.byref(_PYTHON), ctypes.py_object(self._bound), ctypes.c_void_p(id(pytest_pyfunc_call.__code__))
+        self._library.gi_hearing_open(ctypes.byref(_PYTHON), ctypes.py_object(self._bound))
+        frames = frame_layout.layout()
+        self._library.gi_frames_open(
+            ctypes.c_void_p(id(pytest_pyfunc_call.__code__)), None if frames is None else ctypes.byref(frames)
         )
         self._depend_on(vllm_sync.variable())
         self._sink = sink

@@ -12,8 +12,9 @@ import ctypes
 import sys
 from typing import Any
 
+from pytest_gpuinvariants.recorders.frame_layout import has_known_head
+
 _METHODS = ("copy_", "to", "cuda", "cpu")
-_OBJECT_HEAD = 16  # what copying.c counts on: neither a debug build of Python nor one without the GIL
 # Of each method: what stands in for it, and what was there, None when it was inherited from C.
 _installed: dict[str, tuple[object, object]] = {}
 _stand_ins: dict[int, tuple[object, object]] = {}
@@ -35,7 +36,7 @@ def install(library: ctypes.PyDLL) -> None:
     """
     global _library
     torch = sys.modules.get("torch")
-    if torch is None or _installed or object.__basicsize__ != _OBJECT_HEAD:
+    if torch is None or _installed or not has_known_head():
         return
     library.gi_copying.restype = library.gi_operand.restype = ctypes.py_object
     library.gi_operands.restype = ctypes.c_size_t

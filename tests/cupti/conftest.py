@@ -66,6 +66,7 @@ def fake(fake_library: Path) -> Iterator[FakeCuda]:
     yield FakeCuda(library)
     library.fake_hold(None)
     library.fake_refuse(0)
+    library.fake_current(0, 3)
 
 
 @pytest.fixture

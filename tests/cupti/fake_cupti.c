@@ -28,6 +28,8 @@ static const char *held;
 static int refusal;
 static char enabled[3][2048];
 static int questions, subscriptions, initialized;
+static uint64_t current_context;
+static int current_device = 3;
 
 int cuptiSubscribe_v2(void **subscriber, callback function, void *user, options *options) {
   if (held) {
@@ -70,7 +72,7 @@ int cuStreamIsCapturing(uint64_t stream, int *status) {
   return 0;
 }
 int cuCtxGetDevice(int *device) {
-  *device = 3;
+  *device = current_device;
   return 0;
 }
 int cuDeviceGetCount(int *count) {
@@ -78,6 +80,10 @@ int cuDeviceGetCount(int *count) {
   return initialized ? 0 : 3;
 }
 
+void fake_current(uint64_t context, int device) {
+  current_context = context;
+  current_device = device;
+}
 void fake_hold(const char *name) { held = name; }
 void fake_refuse(int error) { refusal = error; }
 void fake_initialize(int state) { initialized = state; }
@@ -90,7 +96,8 @@ int fake_is_enabled(int domain, int id) { return enabled[domain][id]; }
 int fake_fire(int site, int domain, int id, const char *function, const void *parameters, int result,
               const char *symbol) {
   if (!subscribed || !enabled[domain][id]) return 0;
-  data now = {.site = site, .function = function, .parameters = parameters, .symbol = symbol};
+  data now = {.site = site, .function = function, .parameters = parameters, .symbol = symbol,
+              .context = (void *)current_context};
   if (site) now.result = &result;
   subscribed(with, domain, (uint32_t)id, &now);
   return 1;

@@ -56,6 +56,9 @@ def test_an_asynchronous_copy_of_pageable_memory(fake: FakeCuda, listen: Listen)
         ((RUNTIME, MEMCPY_ASYNC, DEVICE, PAGEABLE, 0, 1, 0), None),
         ((RUNTIME, MEMCPY_ASYNC, PAGEABLE, DEVICE, 8, 2, 0), (8, "device", "pageable", False)),
         ((RUNTIME, MEMCPY_ASYNC, PINNED, PINNED, 8, 0, 0), (8, "pinned", "pinned", False)),
+        ((RUNTIME, MEMCPY_ASYNC, PINNED, PINNED, 8, 1, 0), (8, "pinned", "pinned", False)),
+        ((RUNTIME, MEMCPY_ASYNC, DEVICE, PAGEABLE, 8, 4, 0), (8, "pageable", "device", False)),
+        ((RUNTIME, MEMCPY_ASYNC, PINNED, PAGEABLE, 8, 4, 0), (8, "pageable", "pinned", False)),
         ((RUNTIME, MEMCPY, DEVICE, DEVICE, 8, 3), None),
         ((RUNTIME, MEMCPY, DEVICE, PINNED, 8, 1), (8, "pinned", "device", True)),
         ((RUNTIME, 32, DEVICE, 64, PINNED, 32, 16, 4, 1), (64, "pinned", "device", True)),
@@ -282,6 +285,26 @@ def test_clean_calls_reach_no_python_and_ask_little(fake: FakeCuda, listen: List
     assert fake.library.fake_questions() == before, "the call itself says that it stays on the device"
     fake.call(RUNTIME, MEMCPY_ASYNC, DEVICE, PINNED, 8, 1, 0)
     assert fake.library.fake_questions() - before <= 2
+    before = fake.library.fake_questions()
+    fake.call(RUNTIME, MEMCPY_ASYNC, *ASYNC_TO_DEVICE)
+    assert fake.library.fake_questions() - before == 1, "the other side would not change the verdict"
+
+
+@pytest.mark.parametrize("contexts", [(0xA, 0xB, 0xB, 0xA), (0, 0, 0, 0)])
+def test_the_device_is_that_of_the_current_context(
+    fake: FakeCuda, listen: Listen, recorder: CuptiRecorder, contexts: tuple[int, ...]
+) -> None:
+    events = listen()
+    devices = (3, 1, 1, 3)
+    for context, device in zip(contexts, devices, strict=True):
+        fake.library.fake_current(context, device)
+        fake.call(RUNTIME, 165)
+    # Another region, of a context that lies where one of another device was.
+    recorder.stop()
+    later = listen()
+    fake.library.fake_current(contexts[-1], 2)
+    fake.call(RUNTIME, 165)
+    assert [event.device for event in events + later] == [*devices, 2]
 
 
 def test_subscribed_only_while_started(fake: FakeCuda, listen: Listen, recorder: CuptiRecorder) -> None:

@@ -101,17 +101,24 @@ static uint32_t generation; /* of the subscription: a thread may have left the l
 static _Thread_local struct {
   uint32_t generation;
   uint32_t thread; /* asked for once: a system call may take longer than all the rest */
+  void *context;   /* of the latest event, */
+  int device;      /* whose device this is */
   int depth;   /* recorded runtime calls under way */
   int hearing; /* the listener runs: what it calls is no event */
 } self;
 
-static void deliver(gi_event *event) {
+static int device_of(const callback_data *data) {
+  if (data->context && data->context == self.context) return self.device;
+  self.context = data->context;
+  if (cuda.current_device(&self.device)) self.device = 0;
+  return self.device;
+}
+
+static void deliver(gi_event *event, const callback_data *data) {
   gi_listener hears = __atomic_load_n(&listener, __ATOMIC_ACQUIRE);
   if (!hears) return; /* stopped just now, by another thread */
-  int device = 0;
   self.hearing = 1;
-  if (cuda.current_device(&device)) device = 0;
-  event->device = device;
+  event->device = device_of(data);
   event->thread = self.thread;
   hears(event);
   self.hearing = 0;
@@ -186,19 +193,22 @@ static transfer read_area(int layout, const uint64_t *area) {
 }
 enum { OPERATION_SLOTS = 14 }; /* size of one copy in a 3D batch */
 
-/* Whether a copy says of itself that it stays on the device, as most do: pageable memory would contradict
- * that, and the call fail. */
-static int stays_on_device(const call *made, const uint64_t *parameters) {
-  enum { DEVICE_TO_DEVICE = 3 };
-  return made->direction != NONE && (uint32_t)parameters[made->direction] == DEVICE_TO_DEVICE;
+/* The direction that a copy declares, a cudaMemcpyKind.  A side on the device by that is not asked about where it can
+ * not change the verdict: pageable memory there would make the call fail, and pinned memory would not. */
+enum { UNDECLARED = 0, HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3 };
+static int direction_of(const call *made, const uint64_t *parameters) {
+  return made->direction == NONE ? UNDECLARED : (int)parameters[made->direction];
 }
 
 static transfer read_simple(const call *made, const uint64_t *parameters) {
   transfer read = {GI_DEVICE, GI_DEVICE, 0, factor(parameters, made->height) * factor(parameters, made->depth)};
   read.bytes = (uint64_t)made->element * slot(parameters, made->width) * read.rows;
-  if (stays_on_device(made, parameters)) return read;
+  int direction = direction_of(made, parameters);
+  if (direction == DEVICE_TO_DEVICE) return read;
+  if (made->from != ARRAY && made->from != NONE) read.from = memory_at(parameters[made->from]);
+  if (direction == HOST_TO_DEVICE && read.from == GI_PAGEABLE) return read;
   if (made->to != ARRAY) read.to = memory_at(parameters[made->to]);
-  read.from = made->from == NONE ? read.to : made->from == ARRAY ? GI_DEVICE : memory_at(parameters[made->from]);
+  if (made->from == NONE) read.from = read.to;
   return read;
 }
 
@@ -243,7 +253,7 @@ static void judge_transfer(const call *made, const callback_data *data, transfer
   event.rows = moved.rows;
   event.destination = moved.to;
   event.source = moved.from;
-  deliver(&event);
+  deliver(&event, data);
 }
 
 static void judge_copy(const call *made, const callback_data *data) {
@@ -270,7 +280,7 @@ static void judge_launch(const call *made, const callback_data *data) {
   gi_event event = event_of(made, data);
   event.kernel = launched.name;
   event.library = launched.library;
-  deliver(&event);
+  deliver(&event, data);
 }
 
 static void judge(const call *made, const callback_data *data) {
@@ -284,7 +294,7 @@ static void judge(const call *made, const callback_data *data) {
   } else {
     gi_event event = event_of(made, data);
     event.bytes = (uint64_t)made->element * slot(data->parameters, made->width) * factor(data->parameters, made->height);
-    deliver(&event);
+    deliver(&event, data);
   }
 }
 
@@ -299,6 +309,7 @@ static void on_call(void *user, int32_t domain, uint32_t id, const callback_data
     self.generation = generation; /* a process that was forked off subscribes anew */
     self.thread = (uint32_t)gettid();
     self.depth = 0;
+    self.context = NULL;
   }
   if (domain == RUNTIME) {
     self.depth += data->site == ENTER ? 1 : self.depth > 0 ? -1 : 0;

@@ -16,33 +16,26 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "frames.h"
 #include "native_event.h"
 #include "python.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define MOST_FRAMES 200
 
 python_functions python;
 static void *hears;          /* the Python function */
-static const void *outermost; /* code below which frames do not matter: what runs the test */
 static void *state;           /* a context variable on whose value a finding depends, or NULL */
 
 static void prepare_for_allocator(void);
 
-EXPORT void gi_hearing_open(const python_functions *functions, void *function, const void *stop_at) {
+EXPORT void gi_hearing_open(const python_functions *functions, void *function) {
   python = *functions;
   hears = function;
-  outermost = stop_at;
   prepare_for_allocator();
 }
 
 /* NULL: there is none. */
 EXPORT void gi_depend_on(void *context_variable) { state = context_variable; }
-
-static uint64_t mixed(uint64_t key, uint64_t value) {
-  key = (key ^ value) * 0x9e3779b97f4a7c15u;
-  return key ^ (key >> 29);
-}
 
 static uint64_t mixed_text(uint64_t key, const char *text) {
   uint64_t part;
@@ -67,22 +60,13 @@ static uint64_t key_of_call(const gi_event *event) {
 }
 
 static uint64_t key_of_place(uint64_t key) {
-  void *frame = python.PyEval_GetFrame(), *value = NULL;
-  if (state && frame && !python.PyContextVar_Get(state, NULL, &value) && value) {
+  void *value = NULL;
+  /* On a thread that Python did not start there is no value, and no frame. */
+  if (state && !python.PyContextVar_Get(state, NULL, &value) && value) {
     key = mixed(key, (uint64_t)(uintptr_t)value); /* small integers are one object each */
     python.Py_DecRef(value);
   }
-  if (frame) python.Py_IncRef(frame);
-  for (int i = 0; frame && i < MOST_FRAMES; i++) {
-    void *code = python.PyFrame_GetCode(frame);
-    python.Py_DecRef(code); /* its frame keeps it */
-    key = mixed(mixed(key, (uint64_t)(uintptr_t)code), (uint64_t)(uint32_t)python.PyFrame_GetLasti(frame));
-    void *back = code == outermost ? NULL : python.PyFrame_GetBack(frame);
-    python.Py_DecRef(frame);
-    frame = back;
-  }
-  if (frame) python.Py_DecRef(frame);
-  return key;
+  return key_of_frames(key);
 }
 
 /* ---- keys that Python has named -------------------------------------------------------------------- */

@@ -9,6 +9,7 @@ typedef struct { /* in the order of recorders/native.py */
   int (*PyGILState_Check)(void);
   int (*PyGILState_Ensure)(void);
   void (*PyGILState_Release)(int state);
+  void *(*PyThreadState_Get)(void);
   void *(*PyEval_GetFrame)(void); /* borrowed; NULL on a thread that Python did not start */
   void *(*PyFrame_GetBack)(void *frame);
   void *(*PyFrame_GetCode)(void *frame);
