@@ -2,11 +2,15 @@
 
     python -m benchmarks.overhead                        # on the GPU that is there, else simulated
     python -m benchmarks.overhead --gpu simulate:h200
+    python -m benchmarks.overhead --processes 9 --pairs 21
     python -m benchmarks.overhead --events 10000000      # memory over so many findings, instead
 
 Each pair times a batch of calls bare and the same batch armed, each first in turn.  A row shows the median
 of the pairs' ratios with its 95% confidence interval, by order statistics: many short pairs tell two
 per cent from none, where a few long ones only tell how the machine drifts.
+
+Where a process lies in memory makes as much of a difference as the recorder does, in either direction.  With
+``--processes`` each measures all rows anew, and a row shows the median of their medians with its interval.
 
 A batch begins with one call that is not part of it: there an armed region tells each finding to Python,
 with its stack; the same finding again is only counted.  What that first call takes is a column of its own.
@@ -21,11 +25,15 @@ import math
 import os
 import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpuinvariants.events import Launch
@@ -219,14 +227,60 @@ def memory(monitor: Monitor, events: int) -> dict[str, int]:
     return {"events": counted, "peak_kib_before": before, "peak_kib_after": after}
 
 
+def pooled(runs: list[list[Row]]) -> list[Row]:
+    """What several processes have measured, row by row: medians, and the interval of the median ratio."""
+    rows: list[Row] = []
+    for same in zip(*runs, strict=True):
+        ratios = [row.ratio for row in same]
+        low, high = interval(ratios)
+        middle = {
+            field: statistics.median(getattr(row, field) for row in same)
+            for field in ("bare_us", "armed_us", "first_us", "findings_per_call")
+        }
+        rows.append(replace(same[0], ratio=statistics.median(ratios), low=low, high=high, **middle))
+    return rows
+
+
+def in_processes(count: int, gpu: str, pairs: int) -> tuple[str, list[Row]]:
+    """Measure in so many processes, one after another; the GPU's name, and the pooled rows."""
+    runs: list[list[Row]] = []
+    label = ""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "rows.json")
+        command = [sys.executable, "-m", __spec__.name, "--gpu", gpu, "--pairs", str(pairs), "--json", str(out)]
+        for _ in range(count):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            told = json.loads(out.read_text())
+            label = told["gpu"]
+            runs.append([Row(**row) for row in told["rows"]])
+            print([row.ratio for row in runs[-1]], flush=True)
+    return label, pooled(runs)
+
+
+def show(rows: list[Row]) -> None:
+    """Print a table."""
+    titles = f"{'bare us':>9}{'armed us':>9}{'first us':>9}{'ratio':>8}  95% interval    findings a call"
+    print(f"{'work':28}{'armed with':32}{titles}")
+    for row in rows:
+        print(
+            f"{row.work:28}{row.armed_with:32}{row.bare_us:9.2f}{row.armed_us:9.2f}{row.first_us:9.0f}{row.ratio:8.4f}"
+            f"  {row.low:.4f}-{row.high:.4f}  {row.findings_per_call}"
+        )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="auto", help="auto, real or simulate:PROFILE")
     parser.add_argument("--pairs", type=int, default=101)
+    parser.add_argument("--processes", type=int, default=1, help="measure in so many processes, one after another")
     parser.add_argument("--events", type=int, default=0, help="measure memory over so many findings instead")
     parser.add_argument("--json", help="also write the rows to this file")
     arguments = parser.parse_args()
+    if arguments.processes > 1:
+        label, rows = in_processes(arguments.processes, arguments.gpu, arguments.pairs)
+        show(rows)
+        return
     monitor, label = make_monitor(arguments.gpu)
     import torch
 
@@ -240,13 +294,7 @@ def main() -> None:
         return
     print(f"arming and disarming a region: {entering(monitor):.0f} us")
     rows = measure(monitor, arguments.pairs)
-    titles = f"{'bare us':>9}{'armed us':>9}{'first us':>9}{'ratio':>8}  95% interval    findings a call"
-    print(f"{'work':28}{'armed with':32}{titles}")
-    for row in rows:
-        print(
-            f"{row.work:28}{row.armed_with:32}{row.bare_us:9.2f}{row.armed_us:9.2f}{row.first_us:9.0f}{row.ratio:8.4f}"
-            f"  {row.low:.4f}-{row.high:.4f}  {row.findings_per_call}"
-        )
+    show(rows)
     if arguments.json:
         with open(arguments.json, "w") as out:
             json.dump({"gpu": label, "torch": torch.__version__, "rows": [asdict(row) for row in rows]}, out, indent=1)

@@ -10,8 +10,8 @@ typedef struct {
   int torch; /* launched by torch's own libraries, or by those that torch is built on */
 } kernel;
 
-/* What is known of the kernel that the calling thread is launching; kept by `key` after the first time. */
-kernel kernel_of(uint64_t key, const char *symbol);
+/* What is known of the kernel that the calling thread is launching, until it launches another. */
+const kernel *kernel_of(uint64_t key, const char *symbol);
 void kernels_prepare(void); /* loads what finding the caller needs, outside of any CUDA call */
 
 #endif

@@ -113,7 +113,7 @@ static kernel find(uint64_t key, const char *symbol) {
   return found;
 }
 
-kernel kernel_of(uint64_t key, const char *symbol) {
+const kernel *kernel_of(uint64_t key, const char *symbol) {
   if (latest.key != key || latest.symbol != symbol || !key) latest = (known_kernel){key, symbol, find(key, symbol)};
-  return latest.kernel;
+  return &latest.kernel;
 }

@@ -275,15 +275,16 @@ static void judge_copy(const call *made, const callback_data *data) {
 }
 
 static void judge_launch(const call *made, const callback_data *data) {
-  kernel launched = kernel_of(slot(data->parameters, made->from), data->symbol);
-  if (launched.torch) return;
+  const kernel *launched = kernel_of(slot(data->parameters, made->from), data->symbol);
+  if (launched->torch) return;
   gi_event event = event_of(made, data);
-  event.kernel = launched.name;
-  event.library = launched.library;
+  event.kernel = launched->name;
+  event.library = launched->library;
   deliver(&event, data);
 }
 
-static void judge(const call *made, const callback_data *data) {
+/* Apart from on_call, which most often has nothing to judge and should do as little as it can. */
+static __attribute__((noinline)) void judge(const call *made, const callback_data *data) {
   int result = data->result ? *data->result : 0;
   /* A call that failed has neither moved anything nor waited; only what a capture refuses is told. */
   if (result && !refused_by_capture(result)) return;
@@ -298,23 +299,23 @@ static void judge(const call *made, const callback_data *data) {
   }
 }
 
+static __attribute__((noinline)) void begin_thread(void) {
+  self.generation = generation; /* a process that was forked off subscribes anew */
+  self.thread = (uint32_t)gettid();
+  self.depth = 0;
+  self.context = NULL;
+}
+
 static void on_call(void *user, int32_t domain, uint32_t id, const callback_data *data) {
   (void)user;
-  if (domain == DRIVER && data->site == ENTER) return; /* only a runtime call has others within it */
-  if (self.hearing || (domain != DRIVER && domain != RUNTIME) || id >= IDS) return;
-  const call *made = &calls[domain][id];
-  uint32_t classes = __atomic_load_n(&wanted, __ATOMIC_RELAXED);
-  if (!classes || !made->api) return;
-  if (self.generation != generation) {
-    self.generation = generation; /* a process that was forked off subscribes anew */
-    self.thread = (uint32_t)gettid();
-    self.depth = 0;
-    self.context = NULL;
-  }
-  if (domain == RUNTIME) {
-    self.depth += data->site == ENTER ? 1 : self.depth > 0 ? -1 : 0;
-  }
-  if (data->site == EXIT && !self.depth && (made->event_class & classes)) judge(made, data);
+  int enters = data->site == ENTER;
+  if (enters && domain == DRIVER) return; /* only a runtime call has others within it */
+  if (self.generation != generation) begin_thread();
+  if (self.hearing) return;
+  if (domain == RUNTIME) self.depth += enters ? 1 : self.depth > 0 ? -1 : 0;
+  if (enters || self.depth) return;
+  const call *made = &calls[domain][id]; /* none but these are enabled */
+  if (made->event_class & __atomic_load_n(&wanted, __ATOMIC_RELAXED)) judge(made, data);
 }
 
 /* ---- for Python ------------------------------------------------------------------------------------ */
