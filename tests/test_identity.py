@@ -47,6 +47,11 @@ def test_visible_cards(visible: str | None, left: tuple[int, ...]) -> None:
     assert resolve(visible, CARDS) == left
 
 
+@pytest.mark.parametrize(("visible", "left"), [("0", (0,)), ("GPU-5", (0,)), ("GPU-", ()), ("MIG-5e1a0000-1111", ())])
+def test_of_a_single_card(visible: str, left: tuple[int, ...]) -> None:
+    assert resolve(visible, CARDS[:1]) == left
+
+
 @pytest.mark.parametrize(
     ("visible", "left"),
     [

@@ -29,7 +29,8 @@ class Device:
 def _index(entry: str, uuids: Sequence[str]) -> int | None:
     """The card that an entry means; None when it means none, or not one alone."""
     if entry.startswith(("GPU-", "MIG-")):
-        found = [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        named = entry[4:]  # the bare prefix means none, even of a single card
+        found = [index for index, uuid in enumerate(uuids) if named and uuid.startswith(entry)]
         return found[0] if len(found) == 1 else None
     number = re.match(r"\+?\d+", entry)  # as strtoul reads it: what follows the digits is not looked at
     index = int(number[0]) if number else -1

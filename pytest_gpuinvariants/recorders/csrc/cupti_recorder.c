@@ -194,8 +194,8 @@ static transfer read_area(int layout, const uint64_t *area) {
 enum { OPERATION_SLOTS = 14 }; /* size of one copy in a 3D batch */
 
 /* The direction that a copy declares, a cudaMemcpyKind.  A side on the device by that is not asked about where it can
- * not change the verdict: pageable memory there would make the call fail, and pinned memory would not. */
-enum { UNDECLARED = 0, HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3 };
+ * not change the verdict: pageable memory there would make the call fail, and pinned memory is told as the device's. */
+enum { UNDECLARED = 0, HOST_TO_DEVICE = 1, DEVICE_TO_DEVICE = 3 };
 static int direction_of(const call *made, const uint64_t *parameters) {
   return made->direction == NONE ? UNDECLARED : (int)parameters[made->direction];
 }
