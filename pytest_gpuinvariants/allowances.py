@@ -69,7 +69,7 @@ class Allowance:
 
     @property
     def count(self) -> int:
-        """The number of calls that it covered so far."""
+        """The number of calls that it covered so far; beyond 1,000 at one place of a child, at least half of it."""
         self.settle()
         return self._count
 

@@ -22,7 +22,7 @@ from pytest_gpuinvariants.decorators import Decorator, MarkerArgumentError, T, t
 from pytest_gpuinvariants.findings import InvariantViolation
 from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.invariants import no_implicit_sync as rule
-from pytest_gpuinvariants.monitor import Monitor, Region
+from pytest_gpuinvariants.monitor import Region
 from pytest_gpuinvariants.recorders.protocol import RecorderUnavailableError
 from pytest_gpuinvariants.scopes import Scope
 
@@ -220,6 +220,7 @@ class NoImplicitSync(Decorator):
 class AllowSync:
     """A named exemption from ``no_implicit_sync``: ``with allow_sync("reading the sampled token"):``.
 
+    It covers its thread, and with ``children=True`` all children that the regions around it police.
     Also decorates a function.  The calls that it covered are counted in the report and in
     ``allowance.count``, which a test may assert.
     """
@@ -246,27 +247,30 @@ class AllowSync:
             self.exemption = allowances.check(Exemption(reason, where, api, kind, max_count))
         except allowances.ExemptionError as error:
             raise MarkerArgumentError(f"allow_sync: {error}") from error
-        self._entered = _Entered[tuple[Allowance, Monitor | None]]()
+        self._entered = _Entered[tuple[Allowance, ExitStack]]()
 
     def __enter__(self) -> Allowance:
         """Begin the exemption.  In a process without a run of its own, such as a test's child, nothing is counted."""
         allowance = Allowance(self.exemption, Scope.here())
+        inside = ExitStack()
         run = session.current() if session.is_running() else None
         monitor = run.monitor if run is not None else child.monitor()
         if monitor is not None:
             monitor.enter(allowance)
-        if run is not None and run.current is not None and not run.current.warming_up:
-            run.current.covered_by(self.exemption)  # so that one that covers nothing is reported
-        self._entered.add((allowance, monitor))
+            inside.callback(monitor.leave, allowance)
+        if run is not None:
+            inside.enter_context(run.children.allowed(allowance))
+            if run.current is not None and not run.current.warming_up:
+                run.current.covered_by(self.exemption)  # so that one that covers nothing is reported
+        self._entered.add((allowance, inside))
         return allowance
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the exemption."""
-        allowance, monitor = self._entered.take()
-        if monitor is not None:
-            monitor.leave(allowance)
+        allowance, inside = self._entered.take()
+        inside.close()
         if session.is_running():
             record = session.current().current
             if record is not None and not record.warming_up:

@@ -1,16 +1,18 @@
 """The folder through which a test's process and its children speak.  Standard library only.
 
-``armed.json`` holds the regions that are armed; ``generation`` a counter that children map into
-memory, so that an event costs them a read of eight bytes; ``<pid>.jsonl`` what one child found.
+``armed.json`` holds the regions that are armed, and the exemptions in each; ``generation`` a counter
+that children map into memory, so that an event costs them a read of eight bytes; ``<pid>.jsonl`` what
+one child found.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ class Armed:
     region: int
     kinds: tuple[str, ...]
     pageable_threshold: int
+    allowances: tuple[int, ...] = ()
+    """Exemptions that the parent has begun inside of it, the innermost first."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Writer:
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.folder = folder
         self._armed: dict[int, Armed] = {}
+        self._read: dict[Path, int] = {}
         self._generation = 0
         (folder / "setup.json").write_text(json.dumps(asdict(setup)))
         self._publish()
@@ -55,6 +60,18 @@ class Writer:
         del self._armed[region]
         self._publish()
 
+    def allow(self, allowance: int) -> None:
+        """Let children tell which calls they make inside an exemption, in the regions that are armed now."""
+        for region, armed in self._armed.items():
+            self._armed[region] = replace(armed, allowances=(allowance, *armed.allowances))
+        self._publish()
+
+    def disallow(self, allowance: int) -> None:
+        """The exemption has ended."""
+        for region, armed in self._armed.items():
+            self._armed[region] = replace(armed, allowances=tuple(one for one in armed.allowances if one != allowance))
+        self._publish()
+
     def _publish(self) -> None:
         new = self.folder / "armed.new"
         new.write_text(json.dumps([asdict(armed) for armed in self._armed.values()]))
@@ -66,13 +83,16 @@ class Writer:
             file.write(self._generation.to_bytes(_GENERATION_BYTES, "little"))
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Everything that children have written.  A line that a dying child left unfinished is passed over."""
+        """What children have written since the last call.  A line that is not finished yet is left for the next."""
         for path in sorted(self.folder.glob("*.jsonl")):
-            for line in path.read_text().splitlines():
-                try:
+            with open(path, "rb") as file:
+                file.seek(self._read.get(path, 0))
+                finished, newline, _ = file.read().rpartition(b"\n")
+            self._read[path] = self._read.get(path, 0) + len(finished + newline)
+            for line in finished.splitlines():
+                # A child may have died within a line, and another have been given its id.
+                with contextlib.suppress(ValueError):
                     yield json.loads(line)
-                except ValueError:
-                    continue
 
 
 class Reader:
@@ -93,7 +113,10 @@ class Reader:
         if generation != self._seen:
             self._seen = generation
             entries = json.loads((self._folder / "armed.json").read_text())
-            self._armed = tuple(Armed(one["region"], tuple(one["kinds"]), one["pageable_threshold"]) for one in entries)
+            self._armed = tuple(
+                Armed(one["region"], tuple(one["kinds"]), one["pageable_threshold"], tuple(one["allowances"]))
+                for one in entries
+            )
         return self._armed
 
     def tell_unpoliced(self, problem: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pytest_gpuinvariants.allowances import VLLM, Allowance
-from pytest_gpuinvariants.children.channel import VARIABLE, Reader
+from pytest_gpuinvariants.children.channel import VARIABLE, Armed, Reader
 from pytest_gpuinvariants.events import Allocation, Copy, Event, Synchronization
 from pytest_gpuinvariants.findings import Finding, Tally
 from pytest_gpuinvariants.integrations import multicast, vllm_sync
@@ -39,29 +39,37 @@ class _Written(Tally):
     def __init__(self, reader: Reader) -> None:
         super().__init__()
         self._reader = reader
-        self._counts: dict[tuple[int, Finding], int] = {}
+        self._armed: tuple[Armed, ...] = ()
+        self._counts: dict[tuple[Armed, Finding], int] = {}
         self._process = os.getpid()
         atexit.register(self._write_totals)
 
     def add(self, item: Finding, count: int = 1) -> None:
-        """Write a finding for each region that it concerns."""
-        for armed in self._reader.armed:
+        """Write a finding for each region that it concerns, with the parent's exemptions that it was made in."""
+        now = self._reader.armed
+        if now is not self._armed:
+            self._armed = now
+            lasting = {one.region for one in now}
+            self._counts = {key: count for key, count in self._counts.items() if key[0].region in lasting}
+        for armed in now:
             if item.kind not in armed.kinds:
                 continue
-            total = self._counts.get((armed.region, item), 0) + count
-            self._counts[armed.region, item] = total
+            total = self._counts.get((armed, item), 0) + count
+            self._counts[armed, item] = total
             if total <= _EXACT or not total & (total - 1):
-                self._write(armed.region, item, total, exact=total <= _EXACT)
+                self._write(armed, item, total, exact=total <= _EXACT)
 
-    def _write(self, region: int, found: Finding, count: int, exact: bool) -> None:
-        self._reader.write(region=region, finding=asdict(found), count=count, exact=exact)
+    def _write(self, armed: Armed, found: Finding, count: int, exact: bool) -> None:
+        self._reader.write(
+            region=armed.region, allowances=armed.allowances, finding=asdict(found), count=count, exact=exact
+        )
 
     def _write_totals(self) -> None:
         if os.getpid() != self._process:
             return  # forked off: these are the parent's
-        for (region, found), count in self._counts.items():
+        for (armed, found), count in self._counts.items():
             if count > _EXACT:
-                self._write(region, found, count, exact=True)
+                self._write(armed, found, count, exact=True)
 
 
 class _Rule:

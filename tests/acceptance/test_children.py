@@ -286,3 +286,90 @@ def test_many_calls_of_a_child_are_counted(run: Run) -> None:
     result.stdout.fnmatch_lines(
         ["*until the stream is idle (5000 times)", "*until the stream is idle (at least 4096 times)"]
     )
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_an_exemption_of_the_test_reaches_its_children(run: Run, method: str) -> None:
+    result = run(
+        f"""
+        import multiprocessing
+        import pytest
+        from pytest_gpuinvariants import InvariantViolation, allow_sync, no_implicit_sync
+
+        def serve(pipe):
+            import torch
+            calls = {{"stream": lambda: torch.cuda.current_stream().synchronize(), "device": torch.cuda.synchronize}}
+            for name, times in iter(pipe.recv, None):
+                for _ in range(times):
+                    calls[name]()
+                pipe.send("done")
+
+        @pytest.fixture
+        def engine():
+            ours, theirs = multiprocessing.Pipe()
+            process = multiprocessing.get_context({method!r}).Process(target=serve, args=(theirs,))
+            process.start()
+            theirs.close()
+
+            def step(name, times=1):
+                ours.send((name, times))
+                assert ours.recv() == "done"
+
+            yield step
+            ours.send(None)
+            process.join()
+
+        pytestmark = no_implicit_sync(children=True)
+
+        def test_counted(engine):
+            with allow_sync("reads back") as allowance:
+                engine("device", 2)
+                assert allowance.count == 2
+                engine("stream")
+            assert allowance.count == 3
+
+        def test_limited_to_a_place(engine):
+            with allow_sync("reads back", where="test_it.serve*"):
+                engine("device")
+
+        def test_nested(engine):
+            with allow_sync("outer") as outer, allow_sync("inner", max_count=1) as inner:
+                engine("device", 3)
+            assert (inner.count, outer.count) == (1, 2)
+
+        def test_more_calls_than_are_told_one_by_one(engine):
+            with allow_sync("reads back") as allowance:
+                engine("stream", 3000)
+            assert 2048 <= allowance.count <= 3000
+
+        def test_a_region_inside_is_not_exempt(engine):
+            with allow_sync("reads back") as allowance:
+                with pytest.raises(InvariantViolation, match="until the device is idle"):
+                    with no_implicit_sync(children=True):
+                        engine("device")
+            assert allowance.count == 1  # of the region around
+
+        def test_ended(engine):
+            with allow_sync("reads back"):
+                engine("device")
+            engine("stream")
+
+        def test_beyond_its_number(engine):
+            with allow_sync("reads back", api="cudaDevice*", max_count=2):
+                engine("device", 5)
+
+        def test_another_place(engine):
+            with allow_sync("no such place", where="elsewhere.*"):
+                engine("device", 7)
+        """,
+        "-W",
+        "ignore:This process:DeprecationWarning",
+    )
+    result.assert_outcomes(passed=5, failed=3)
+    printed = text(result)
+    assert "test_it.py:7: cudaStreamSynchronize: blocks until the stream is idle\n" in printed
+    assert "cudaDeviceSynchronize: blocks until the device is idle (3 times)\n" in printed
+    assert "cudaDeviceSynchronize: blocks until the device is idle (7 times)\n" in printed
+    assert [line for line in printed.splitlines() if "matched nothing" in line] == [
+        "an allowance matched nothing: no such place (where=elsewhere.*)"
+    ]
