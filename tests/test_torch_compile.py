@@ -58,3 +58,18 @@ def test_a_compiled_function_is_policed() -> None:
     compiled(pageable)
     with pytest.raises(InvariantViolation, match="from pageable memory"), no_implicit_sync():
         compiled(pageable)
+
+
+def test_a_function_compiled_by_inductor_is_policed() -> None:
+    """Its kernels are Triton's, loaded from files."""
+
+    def scale(values: torch.Tensor) -> torch.Tensor:
+        return (values * 2 + 1).sum()
+
+    scaled = torch.compile(scale, fullgraph=True)
+    values = torch.ones(64, device="cuda")
+    scaled(values)
+    with no_implicit_sync():
+        total = scaled(values)
+    with pytest.raises(InvariantViolation, match="cudaStreamSynchronize"), no_implicit_sync():
+        total.item()

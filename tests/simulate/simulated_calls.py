@@ -199,10 +199,40 @@ def launches(runtime: SimulatedRuntime) -> Answer:
     return [codes, names, recorded, refused, unchanged, captured, count.value]
 
 
+def modules(runtime: SimulatedRuntime) -> Answer:
+    """An image from memory and from a file, as a module and as a library; a file that is not there; unloading."""
+    _, driver, _ = faces(runtime)
+    here, nowhere = ctypes.c_char_p(__file__.encode()), ctypes.c_char_p(b"nowhere.cubin")
+    name = ctypes.c_char_p(b"kernel")
+
+    def use(handle: int, get: str, unload: str) -> Answer:
+        function = ctypes.c_size_t()
+        return [
+            driver(get, ctypes.byref(function), handle, name),
+            driver("cuLaunchKernel", function.value, *[1] * 6, 0, 0, 0, 0),
+            driver(unload, handle),
+            driver(unload, handle),
+        ]
+
+    answers: Answer = [
+        use(driver.take("cuModuleLoadData", pageable(64)), "cuModuleGetFunction", "cuModuleUnload"),
+        use(driver.take("cuModuleLoad", here), "cuModuleGetFunction", "cuModuleUnload"),
+        use(driver.take("cuLibraryLoadFromFile", here, *[0] * 6), "cuLibraryGetKernel", "cuLibraryUnload"),
+    ]
+    out = ctypes.c_size_t()
+    answers += [
+        driver("cuModuleLoad", ctypes.byref(out), nowhere),
+        driver("cuLibraryLoadFromFile", ctypes.byref(out), nowhere, *[0] * 6),
+        driver("cuModuleLoad", ctypes.byref(out), 0),
+    ]
+    return answers
+
+
 SCENARIOS: tuple[Simulated, ...] = (
     events,
     event_threads,
     classes,
     unsupported,
     launches,
+    modules,
 )

@@ -83,6 +83,11 @@ def test_launches_of_every_form_are_recorded_and_not_run(simulated: Answers) -> 
     assert (captured, nodes) == (True, 1)
 
 
+def test_kernels_come_from_images_in_memory_and_in_files(simulated: Answers) -> None:
+    loaded = [0, 0, 0, 400]  # its kernel, a launch, unloaded, unloaded twice
+    assert simulated["modules"] == [loaded, loaded, loaded, 301, 301, 1]
+
+
 def test_the_driver_knows_device_context_and_pointers(simulated: Answers) -> None:
     assert simulated["driver_answers"] == [
         0, 0, "NVIDIA H100 80GB HBM3", 0, True, 0, 1980000, 0, 2619000,

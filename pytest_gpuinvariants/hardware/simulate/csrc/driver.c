@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "sim.h"
 
@@ -279,6 +280,10 @@ API cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count, CUj
   return cuModuleLoadData(out, image);
 }
 API cuModuleLoadFatBinary(CUmodule *out, const void *image) { return cuModuleLoadData(out, image); }
+API cuModuleLoad(CUmodule *out, const char *path) {
+  if (!out || !path) return CUDA_ERROR_INVALID_VALUE;
+  return access(path, R_OK) ? CUDA_ERROR_FILE_NOT_FOUND : cuModuleLoadData(out, path);
+}
 API cuModuleUnload(CUmodule module) { return sim_handle_remove(module, SIM_MODULE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
 API cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
   if (!out || !name) return CUDA_ERROR_INVALID_VALUE;
@@ -291,6 +296,11 @@ API cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *options, v
                       CUlibraryOption *library_options, void **library_values, unsigned int library_count) {
   (void)options; (void)values; (void)count; (void)library_options; (void)library_values; (void)library_count;
   return cuModuleLoadData((CUmodule *)out, code);
+}
+API cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *options, void **values, unsigned int count,
+                          CUlibraryOption *library_options, void **library_values, unsigned int library_count) {
+  (void)options; (void)values; (void)count; (void)library_options; (void)library_values; (void)library_count;
+  return cuModuleLoad((CUmodule *)out, path);
 }
 API cuLibraryUnload(CUlibrary library) { return cuModuleUnload((CUmodule)library); }
 API cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name) {
