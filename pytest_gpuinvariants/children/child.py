@@ -45,19 +45,19 @@ class _Written(Tally):
         atexit.register(self._write_totals)
 
     def add(self, item: Finding, count: int = 1) -> None:
-        """Write a finding for each region that it concerns, with the parent's exemptions that it was made in."""
+        """Write a finding for the innermost region that it concerns, with the parent's exemptions inside of that."""
         now = self._reader.armed
         if now is not self._armed:
             self._armed = now
             lasting = {one.region for one in now}
             self._counts = {key: count for key, count in self._counts.items() if key[0].region in lasting}
-        for armed in now:
-            if item.kind not in armed.kinds:
-                continue
-            total = self._counts.get((armed, item), 0) + count
-            self._counts[armed, item] = total
-            if total <= _EXACT or not total & (total - 1):
-                self._write(armed, item, total, exact=total <= _EXACT)
+        armed = next((one for one in reversed(now) if item.kind in one.kinds), None)
+        if armed is None:
+            return
+        total = self._counts.get((armed, item), 0) + count
+        self._counts[armed, item] = total
+        if total <= _EXACT or not total & (total - 1):
+            self._write(armed, item, total, exact=total <= _EXACT)
 
     def _write(self, armed: Armed, found: Finding, count: int, exact: bool) -> None:
         self._reader.write(
@@ -79,8 +79,8 @@ class _Rule:
         self._reader = reader
 
     def __call__(self, event: Event) -> Finding | None:
-        """What an event is to the first region that finds it."""
-        for armed in self._reader.armed:
+        """What an event is to the innermost region that finds it."""
+        for armed in reversed(self._reader.armed):
             options = no_implicit_sync.Options(frozenset(armed.kinds), armed.pageable_threshold)
             found = no_implicit_sync.check(event, options)
             if found is not None:

@@ -5,10 +5,13 @@ A child that never imports torch pays for this file and nothing else.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib.util
 import json
 import os
 import sys
+from _thread import get_ident
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -18,13 +21,15 @@ from types import ModuleType
 class _Joining(Loader):
     """Loads torch with the simulated card before it and the recorder after it."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, waiting: _Waiting) -> None:
         self._loader = loader
+        self._waiting = waiting
         self._child: ModuleType | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        self._waiting.leave()
         # Before torch is in sys.modules, where the simulator takes it for imported.
-        self._child = self._join()
+        self._child = _joining()
         if self._child is not None:
             self._child.prepare()
         return self._loader.create_module(spec)
@@ -34,36 +39,62 @@ class _Joining(Loader):
         if self._child is not None:
             self._child.join()
 
-    @staticmethod
-    def _join() -> ModuleType | None:
-        try:
-            from pytest_gpuinvariants.children import child
-        except ImportError as error:
-            _tell(f"{sys.executable}: {error}")
-            return None
-        return child
+
+def _joining() -> ModuleType | None:
+    """What makes this process police itself; None, and the parent told, where it is not there."""
+    try:
+        from pytest_gpuinvariants.children import child
+    except ImportError as error:
+        _tell(f"{sys.executable}: {error}")
+        return None
+    return child
 
 
 def _tell(error: str) -> None:
     """Let the parent know that this process goes unpoliced."""
     path = os.path.join(os.environ["PYTEST_GPUINVARIANTS_CHANNEL"], f"{os.getpid()}.jsonl")
-    with open(path, "a") as file:
+    # The run may have ended, and its channel be gone.
+    with contextlib.suppress(OSError), open(path, "a") as file:
         file.write(json.dumps({"error": error}) + "\n")
 
 
 class _Waiting(MetaPathFinder):
-    """Finds nothing; but stands in the way when torch is looked for."""
+    """Finds nothing; but stands in the way when torch is looked for, until it is imported.
+
+    Whoever looks for it need not import it: vLLM asks where it is first.
+    """
+
+    def __init__(self) -> None:
+        self._asking: int | None = None
+        """The thread on which the other finders are asked."""
+        sys.meta_path.insert(0, self)
+        atexit.register(self._never_met)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != "torch" or self._asking == get_ident():
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asking = get_ident()
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking = None
         if spec is not None and spec.loader is not None:
-            spec.loader = _Joining(spec.loader)
+            spec.loader = _Joining(spec.loader, self)
         return spec
+
+    def leave(self) -> None:
+        """Torch is being imported."""
+        atexit.unregister(self._never_met)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def _never_met(self) -> None:
+        """At the end: torch may have been imported past this hook, and nothing have been policed."""
+        child = sys.modules.get("pytest_gpuinvariants.children.child")
+        if "torch" in sys.modules and (child is None or child.monitor() is None):
+            _tell(f"{sys.executable} (pid {os.getpid()}): torch was imported past the hook that waits for it")
 
 
 def _next_sitecustomize() -> None:
@@ -79,6 +110,9 @@ def _next_sitecustomize() -> None:
             return
 
 
-if os.environ.get("PYTEST_GPUINVARIANTS_CHANNEL") and "torch" not in sys.modules:
-    sys.meta_path.insert(0, _Waiting())
+if os.environ.get("PYTEST_GPUINVARIANTS_CHANNEL"):
+    if "torch" not in sys.modules:
+        _Waiting()
+    elif (_child := _joining()) is not None:  # imported by a .pth file
+        _child.join()
 _next_sitecustomize()
