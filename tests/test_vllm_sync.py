@@ -50,6 +50,33 @@ def test_vllms_mode_is_put_back() -> None:
     assert not vllm_sync.allows()
 
 
+def test_vllms_check_is_not_switched_on_by_ours() -> None:
+    """Not by a worker that is made inside of a region either, as an engine's is in a child process."""
+    methods = torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.copy_
+    modes: list[int] = []
+
+    def region() -> None:
+        with no_implicit_sync():
+            step = gpu_sync_debug.with_gpu_sync_check(lambda: modes.append(torch.cuda.get_sync_debug_mode()))
+            gpu_sync_debug.enable_gpu_sync_check()
+            step()
+        step()
+
+    region()
+    assert modes == [0, 0]
+    assert (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.copy_) == methods
+    assert not gpu_sync_debug._sync_check_enabled
+    assert not gpu_sync_debug._copy_checkers_installed
+
+
+def test_a_copy_through_vllms_wrappers_is_told_where_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "copy_", gpu_sync_debug._checked_copy_)
+    with pytest.raises(InvariantViolation) as caught, no_implicit_sync():
+        torch.empty(4, device="cuda").copy_(torch.ones(4), non_blocking=True)
+    (found,) = caught.value.findings
+    assert found.stack[0].qualified == f"{__name__}.test_a_copy_through_vllms_wrappers_is_told_where_it_is_called"
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_vllms_check_and_ours_both_see_a_pageable_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_sync_debug, "_SYNC_CHECK_MODE", "error")

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from types import ModuleType
 
@@ -17,22 +18,37 @@ REASON = "vLLM's gpu_sync_allowed()"
 _lock = threading.RLock()  # a signal's handler may fork inside of it
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _depth = 0
-_switched: list[ModuleType] = []
+_before: list[tuple[ModuleType, str, object]] = []
 _stop_waiting: Callable[[], None] | None = None
+
+# vLLM keeps track of its allowed regions only while its check has a mode.  With that alone a worker that
+# starts now would switch the whole check on: torch's debug mode, warnings, wrapped tensor methods.
+_SWITCHED: dict[str, object] = {
+    "_SYNC_CHECK_MODE": "warn",
+    "_sync_check_enabled": False,
+    "_copy_checkers_installed": True,
+    "_compile_time_suppressors_installed": True,
+    "_checked_region": lambda mode: nullcontext(),
+}
 
 
 def _switch() -> None:
     module = sys.modules.get(MODULE)
-    if module is not None and getattr(module, "_SYNC_CHECK_MODE", "") is None:
-        module._SYNC_CHECK_MODE = "warn"  # type: ignore[attr-defined]
-        _switched.append(module)
+    if module is None or getattr(module, "_SYNC_CHECK_MODE", "") is not None:
+        return  # not there, or in use by whoever asked for it
+    for name, value in _SWITCHED.items():
+        if hasattr(module, name):
+            _before.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+
+
+def _switch_back() -> None:
+    while _before:
+        setattr(*_before.pop())
 
 
 def enter() -> None:
-    """Make vLLM keep track of its allowed regions, which it does only while its check has a mode.
-
-    Its check is not switched on by this: that needs ``enable_gpu_sync_check()`` too.
-    """
+    """Make vLLM keep track of its allowed regions, without its own check."""
     global _depth, _stop_waiting
     with _lock:
         _depth += 1
@@ -52,8 +68,7 @@ def leave() -> None:
         if _stop_waiting is not None:
             _stop_waiting()
             _stop_waiting = None
-        while _switched:
-            _switched.pop()._SYNC_CHECK_MODE = None  # type: ignore[attr-defined]
+        _switch_back()
 
 
 def variable() -> ContextVar[int] | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from types import FrameType
 
 from pytest_gpuinvariants.events import Frame, Stack, Thread
+from pytest_gpuinvariants.integrations import vllm_sync
 
 _OWN = "pytest_gpuinvariants"
 # What calls the test, and everything outside of it.
 _RUNNERS = ("_pytest", "pluggy", "threading", "multiprocessing", "doctest", "runpy")
 # In between, and of no help: what a test case or a mock calls a method through.
 _BETWEEN = ("unittest",)
+_GENERATED = os.path.join("torch", "_functorch", "")
 
 
 def _package(frame: FrameType) -> str:
@@ -27,8 +30,15 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _is_torch(frame: FrameType) -> bool:
-    """Whether a frame is torch's, or of code that torch.compile has generated."""
-    return _package(frame) == "torch" or frame.f_code.co_filename.startswith("<eval_with_key>")
+    """Whether a frame is torch's, of code that torch.compile has generated, or of vLLM's wrappers around torch."""
+    name = str(frame.f_globals.get("__name__", ""))
+    if not name:  # code that was generated without a module
+        return _GENERATED in frame.f_code.co_filename
+    return (
+        name.partition(".")[0] == "torch"
+        or name == vllm_sync.MODULE
+        or frame.f_code.co_filename.startswith("<eval_with_key>")
+    )
 
 
 def capture(full: bool = False) -> Stack:
