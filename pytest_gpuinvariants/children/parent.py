@@ -21,8 +21,6 @@ from pytest_gpuinvariants.events import Frame, Thread
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.invariants.no_implicit_sync import Options
 
-_BOOTSTRAP = Path(__file__).parent / "bootstrap"
-
 
 @dataclass(frozen=True)
 class Report:
@@ -95,7 +93,7 @@ class Children:
             self._writer = Writer(self._folder, self.setup)
             self._owner = os.getpid()
             processes.watch(self._unreachable)
-        paths = filter(None, (str(_BOOTSTRAP), os.environ.get("PYTHONPATH")))
+        paths = filter(None, (str(processes.BOOTSTRAP), os.environ.get("PYTHONPATH")))
         variables = {VARIABLE: str(self._folder), "PYTHONPATH": os.pathsep.join(paths)}
         self._before = set_variables(variables)
 

@@ -1,7 +1,8 @@
 """Python processes that are started in a way in which they can not be reached.
 
 A process finds the channel through its environment.  One that is started with another environment, or
-told to ignore it, goes unpoliced, and that must be said.  The interpreter tells of every start.
+told to ignore it, goes unpoliced, and that must be said.  The interpreter tells of every start by
+``subprocess``, but not of those by ``multiprocessing``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from pytest_gpuinvariants.children.channel import VARIABLE
 
 Told = Callable[[str], None]
+BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
 _told: Told | None = None
 _hooked = False
@@ -27,7 +29,9 @@ def watch(told: Told | None) -> None:
     _told = told
     if not _hooked and told is not None:
         _hooked = True
-        sys.addaudithook(_audit)  # for the life of the process: there is no way back
+        # For the life of the process: an audit hook knows no way back.
+        sys.addaudithook(_audit)
+        _watch_multiprocessing()
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
@@ -37,6 +41,20 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
     problem = unreachable(executable, argv, environment)
     if problem is not None:
         _told(problem)
+
+
+def _watch_multiprocessing() -> None:
+    from multiprocessing import util  # not before a test asks for its children
+
+    spawn: Callable[..., int] = util.spawnv_passfds
+
+    def watched_spawn(path: object, args: Sequence[object], passfds: object) -> int:
+        tracker = any("multiprocessing.resource_tracker" in _text(word) for word in args)
+        if _told is not None and not tracker and (problem := unreachable(path, args, None)) is not None:
+            _told(problem)
+        return spawn(path, args, passfds)
+
+    util.spawnv_passfds = watched_spawn
 
 
 def _text(value: object) -> str:
@@ -55,6 +73,16 @@ def _is_python(program: str) -> bool:
     return first.startswith(b"#!") and b"python" in first
 
 
+def _finds_the_bootstrap(search: str) -> bool:
+    """Whether Python, given such a ``PYTHONPATH``, takes its ``sitecustomize`` from the bootstrap's folder."""
+    for entry in filter(None, search.split(os.pathsep)):
+        if Path(entry) == BOOTSTRAP:
+            return True
+        if Path(entry, "sitecustomize.py").is_file():
+            return False
+    return False
+
+
 def unreachable(executable: object, argv: object, environment: object) -> str | None:
     """Why a process will not find the channel; None when it will, or is no Python.
 
@@ -68,8 +96,14 @@ def unreachable(executable: object, argv: object, environment: object) -> str | 
     if not program or not _is_python(program):
         return None
     name = Path(program).name
-    if isinstance(environment, Mapping) and not {VARIABLE, os.fsencode(VARIABLE)} & set(environment):
+    variables = {
+        _text(key): _text(value)
+        for key, value in (environment if isinstance(environment, Mapping) else os.environ).items()
+    }
+    if VARIABLE not in variables:
         return f"{name}: started with an environment of its own"
+    if not _finds_the_bootstrap(variables.get("PYTHONPATH", "")):
+        return f"{name}: started with a PYTHONPATH of its own"
     for word in words[1:]:
         if not re.fullmatch(r"-[A-Za-z]+", word) or word[1] in "cm":
             break

@@ -216,6 +216,7 @@ def test_a_childs_own_sitecustomize_still_runs(run: Run, pytester: pytest.Pytest
 def test_what_can_not_be_reached_is_not_verified(run: Run) -> None:
     result = run(
         """
+        import multiprocessing.forkserver
         import os
         import subprocess
         import sys
@@ -230,6 +231,35 @@ def test_what_can_not_be_reached_is_not_verified(run: Run) -> None:
         def test_environment(): subprocess.run([sys.executable, "-c", "pass"], env={}, check=True)
 
         @no_implicit_sync(children=True)
+        def test_inherited_without(monkeypatch):
+            monkeypatch.delenv("PYTEST_GPUINVARIANTS_CHANNEL")
+            subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+        def nothing(): pass
+
+        @no_implicit_sync(children=True)
+        @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+        @pytest.mark.parametrize("variable", ["PYTEST_GPUINVARIANTS_CHANNEL", "PYTHONPATH"])
+        def test_multiprocessing(monkeypatch, method, variable):
+            monkeypatch.delenv(variable)
+            multiprocessing.forkserver._forkserver._stop()
+            process = multiprocessing.get_context(method).Process(target=nothing)
+            process.start()
+            process.join()
+            multiprocessing.forkserver._forkserver._stop()
+
+        @no_implicit_sync(children=True)
+        def test_search_path():
+            environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+            subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True)
+
+        @no_implicit_sync(children=True)
+        def test_hidden(tmp_path):
+            (tmp_path / "sitecustomize.py").write_text("")
+            environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+            subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True)
+
+        @no_implicit_sync(children=True)
         def test_no_python(): subprocess.run(["true"], env={}, check=True)
 
         @no_implicit_sync(children=True)
@@ -237,9 +267,10 @@ def test_what_can_not_be_reached_is_not_verified(run: Run) -> None:
         """,
         "-rs",
     )
-    result.assert_outcomes(skipped=4, passed=2)
+    result.assert_outcomes(skipped=11, passed=2)
     result.stdout.fnmatch_lines(["*could not be policed: *: started with -I, which keeps it from the test's *"])
     result.stdout.fnmatch_lines(["*could not be policed: *: started with an environment of its own*"])
+    result.stdout.fnmatch_lines(["*could not be policed: *: started with a PYTHONPATH of its own*"])
 
 
 def test_a_server_that_outlives_its_test_is_policed_in_the_next_and_harmless_after(run: Run) -> None:
