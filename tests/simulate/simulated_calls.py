@@ -6,6 +6,7 @@ They run on two simulated devices, each in a process of its own; the tests state
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 
 from pytest_gpuinvariants.hardware.simulate.runtime import EventClass, SimulatedCall, SimulatedRuntime
@@ -147,12 +148,12 @@ class _Dim3(ctypes.Structure):
     _fields_ = [("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)]
 
 
-def _kernel(cuda: Cuda, name: bytes) -> int:
+def _kernel(cuda: Cuda, name: bytes, images: int = 0) -> int:
     literal = ctypes.create_string_buffer(name)
     keep(literal)
     host = pageable(16)
     none = [0] * 5
-    cuda("__cudaRegisterFunction", 0, host, 0, ctypes.addressof(literal), *none, 0)
+    cuda("__cudaRegisterFunction", images, host, 0, ctypes.addressof(literal), *none, 0)
     return host
 
 
@@ -228,6 +229,40 @@ def modules(runtime: SimulatedRuntime) -> Answer:
     return answers
 
 
+def _fat_binary(*images: tuple[int, int, int]) -> int:
+    """A wrapper as nvcc makes it, around empty images: kind (1: PTX, 2: machine code), architecture, flags."""
+    entries = b"".join(
+        struct.pack("<HHIQ3II2IQ2Q", kind, 0x101, 64, 8, 0, 0, 0, architecture, 0, 0, flags, 0, 0) + bytes(8)
+        for kind, architecture, flags in images
+    )
+    data = ctypes.create_string_buffer(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries)
+    keep(data)
+    wrapper = ctypes.create_string_buffer(struct.pack("<iiQQ", 0x466243B1, 1, ctypes.addressof(data), 0))
+    keep(wrapper)
+    return ctypes.addressof(wrapper)
+
+
+def images(runtime: SimulatedRuntime) -> Answer:
+    """PTX and binary version of the image that an H100 takes from each of several sets."""
+    cuda, _, _ = faces(runtime)
+    normal, this_minor_only, ptx, code = 0x11, 0x100011, 1, 2
+    answers: Answer = []
+    for number, binary in enumerate(
+        [
+            _fat_binary((code, 80, normal), (code, 90, normal), (code, 100, normal), (ptx, 120, normal)),
+            _fat_binary((code, 80, normal), (code, 86, normal), (ptx, 75, normal), (ptx, 80, normal)),
+            _fat_binary((ptx, 80, normal), (code, 90, this_minor_only)),
+            _fat_binary((ptx, 75, this_minor_only), (ptx, 70, normal), (ptx, 100, normal)),
+            _fat_binary((code, 100, normal)),
+            0,
+        ]
+    ):
+        kernel = _kernel(cuda, f"kernel_{number}".encode(), binary)
+        attributes = (ctypes.c_int * 40)()
+        answers.append([cuda("cudaFuncGetAttributes", attributes, kernel), attributes[8], attributes[9]])
+    return answers
+
+
 SCENARIOS: tuple[Simulated, ...] = (
     events,
     event_threads,
@@ -235,4 +270,5 @@ SCENARIOS: tuple[Simulated, ...] = (
     unsupported,
     launches,
     modules,
+    images,
 )

@@ -88,6 +88,17 @@ def test_kernels_come_from_images_in_memory_and_in_files(simulated: Answers) -> 
     assert simulated["modules"] == [loaded, loaded, loaded, 301, 301, 1]
 
 
+def test_a_kernel_has_the_versions_of_the_image_that_the_card_takes(simulated: Answers) -> None:
+    assert simulated["images"] == [
+        [0, 90, 90],
+        [0, 80, 90],  # compiled at load, from the newest PTX
+        [0, 90, 90],
+        [0, 70, 90],  # not from PTX for one minor version only
+        [0, 90, 90],  # none fits, none is known: as if there were one for the card
+        [0, 90, 90],
+    ]
+
+
 def test_the_driver_knows_device_context_and_pointers(simulated: Answers) -> None:
     assert simulated["driver_answers"] == [
         0, 0, "NVIDIA H100 80GB HBM3", 0, True, 0, 1980000, 0, 2619000,

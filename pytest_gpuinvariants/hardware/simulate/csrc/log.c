@@ -148,7 +148,9 @@ static int from_torch(const char *library) {
 }
 
 /* The name is a literal of the library that registers it and lives as long as its functions. */
-void sim_kernel_register(const void *function, const char *name) { register_kernel(function, (sim_kernel){.name = name}); }
+void sim_kernel_register(const void *function, const char *name, const void *images) {
+  register_kernel(function, (sim_kernel){.name = name, .images = images});
+}
 
 void *sim_kernel_new(const char *name, const char *library) {
   sim_kernel kernel = {.name = strdup(name), .library = strdup(library), .torch = from_torch(library)};

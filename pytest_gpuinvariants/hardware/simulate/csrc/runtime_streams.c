@@ -231,8 +231,8 @@ SIM_EXPORT void CUDARTAPI __cudaUnregisterFatBinary(void **handle) { (void)handl
 SIM_EXPORT void CUDARTAPI __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name,
                                                  int limit, uint3 *thread, uint3 *block, dim3 *block_size,
                                                  dim3 *grid_size, int *warp_size) {
-  (void)handle; (void)device; (void)limit; (void)thread; (void)block; (void)block_size; (void)grid_size; (void)warp_size;
-  sim_kernel_register(host, name);
+  (void)device; (void)limit; (void)thread; (void)block; (void)block_size; (void)grid_size; (void)warp_size;
+  sim_kernel_register(host, name, handle);
 }
 SIM_EXPORT void CUDARTAPI __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external,
                                             size_t size, int constant, int global) {
@@ -296,14 +296,16 @@ API cudaGetKernel(cudaKernel_t *out, const void *function) { return __cudaGetKer
 ALIAS(cudaLaunchKernel, _ptsz) ALIAS(cudaLaunchCooperativeKernel, _ptsz) ALIAS(cudaLaunchKernelExC, _ptsz)
 ALIAS(__cudaLaunchKernel, _ptsz)
 
-/* Nothing was compiled for the simulated device, so the numbers are the largest a kernel may use. */
+/* No image is read, so the numbers are the largest a kernel may use; but CUB picks its code by the versions. */
 API cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *function) {
-  if (!sim_kernel_of(function, NULL)) RETURN(sim_not_a_kernel());
+  sim_kernel kernel;
+  if (!sim_kernel_of(function, &kernel)) RETURN(sim_not_a_kernel());
   const sim_profile *is = &sim_profiles[sim_current_device];
   memset(out, 0, sizeof *out);
   out->maxThreadsPerBlock = 1024;
   out->numRegs = 64;
   out->binaryVersion = out->ptxVersion = is->major * 10 + is->minor;
+  sim_image_for(kernel.images, is->major * 10 + is->minor, &out->binaryVersion, &out->ptxVersion);
   out->maxDynamicSharedSizeBytes = is->shared_per_block_optin;
   return cudaSuccess;
 }

@@ -179,8 +179,11 @@ typedef struct {
   const char *name;
   const char *library; /* the file it came from */
   int torch;           /* from one of torch's own libraries, or of cuBLAS */
+  const void *images;  /* the wrapper of its fat binary, NULL where there is none */
 } sim_kernel;
-void sim_kernel_register(const void *host_function, const char *name);
+void sim_kernel_register(const void *host_function, const char *name, const void *images);
+/* The architectures of the image that a card of compute capability 9.0 (90) would take; 0 when that is not known. */
+int sim_image_for(const void *images, int card, int *binary, int *ptx);
 int sim_kernel_of(const void *function, sim_kernel *out); /* 0 when it is not one */
 void *sim_kernel_new(const char *name, const char *library);
 const char *sim_library_of(const void *address);
