@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pytest_gpuinvariants.allowances import VLLM, Allowance
+from pytest_gpuinvariants.children import processes
 from pytest_gpuinvariants.children.channel import VARIABLE, Armed, Reader
 from pytest_gpuinvariants.events import Allocation, Copy, Event, Synchronization
 from pytest_gpuinvariants.findings import Finding, Tally
@@ -175,6 +176,7 @@ def join() -> None:
     with _told(reader):
         policing = Monitor(make_recorder(reader.setup.simulate is not None, reader.setup.full_stacks), exemptions)
         police(policing, reader)
+        processes.watch(reader.tell_unpoliced)  # what this one starts belongs to the test, too
         _monitor = policing
         os.register_at_fork(
             before=policing.before_fork,

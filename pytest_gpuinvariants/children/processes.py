@@ -103,7 +103,7 @@ def unreachable(executable: object, argv: object, environment: object) -> str | 
     if VARIABLE not in variables:
         return f"{name}: started with an environment of its own"
     if not _finds_the_bootstrap(variables.get("PYTHONPATH", "")):
-        return f"{name}: started with a PYTHONPATH of its own"
+        return f"{name}: started with a PYTHONPATH of its own; the test's has to stay in it, first"
     for word in words[1:]:
         if not re.fullmatch(r"-[A-Za-z]+", word) or word[1] in "cm":
             break

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
+from pytest_gpuinvariants.hardware.native_build import find_compiler
 from tests.acceptance.conftest import Run, text
 
 WAYS = """
@@ -183,6 +186,29 @@ def test_torch_that_is_imported_past_the_hook_is_not_verified(run: Run) -> None:
     result.stdout.fnmatch_lines(["*not verified: *: torch was imported past the hook that waits for it"])
 
 
+def test_cuda_without_torch_is_not_verified(run: Run, pytester: pytest.Pytester) -> None:
+    library = pytester.path / "libcuda.so.1"
+    subprocess.run(
+        [*find_compiler("the test"), "-shared", "-o", library, "-x", "c", "-"],
+        input=b"int cuInit(int flags) { return 0; }",
+        check=True,
+    )
+    result = run(
+        """
+        import subprocess
+        import sys
+        from pytest_gpuinvariants import no_implicit_sync
+
+        @no_implicit_sync(children=True)
+        def test_driver():
+            subprocess.run([sys.executable, "-c", "import ctypes; ctypes.CDLL('./libcuda.so.1')"], check=True)
+        """,
+        "-rs",
+    )
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*not verified: *: CUDA was used without torch, *"])
+
+
 def test_torch_that_is_imported_before_the_hook_is_met_late(run: Run) -> None:
     """By a ``.pth`` file, say: in time on a real GPU, too late for a simulated card."""
     late = "; del sys.modules['sitecustomize']; import sitecustomize"
@@ -260,6 +286,11 @@ def test_what_can_not_be_reached_is_not_verified(run: Run) -> None:
             subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True)
 
         @no_implicit_sync(children=True)
+        def test_grandchild():
+            code = "import subprocess, sys, torch; subprocess.run([sys.executable, '-I', '-c', 'pass'])"
+            subprocess.run([sys.executable, "-c", code], check=True)
+
+        @no_implicit_sync(children=True)
         def test_no_python(): subprocess.run(["true"], env={}, check=True)
 
         @no_implicit_sync(children=True)
@@ -267,7 +298,7 @@ def test_what_can_not_be_reached_is_not_verified(run: Run) -> None:
         """,
         "-rs",
     )
-    result.assert_outcomes(skipped=11, passed=2)
+    result.assert_outcomes(skipped=12, passed=2)
     result.stdout.fnmatch_lines(["*could not be policed: *: started with -I, which keeps it from the test's *"])
     result.stdout.fnmatch_lines(["*could not be policed: *: started with an environment of its own*"])
     result.stdout.fnmatch_lines(["*could not be policed: *: started with a PYTHONPATH of its own*"])

@@ -50,6 +50,13 @@ def _joining() -> ModuleType | None:
     return child
 
 
+def _has_cuda() -> bool:
+    """Whether this process has loaded the CUDA driver, which a runtime does when it is first used."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        return any("/libcuda.so" in line for line in maps)
+    return False
+
+
 def _tell(error: str) -> None:
     """Let the parent know that this process goes unpoliced."""
     path = os.path.join(os.environ["PYTEST_GPUINVARIANTS_CHANNEL"], f"{os.getpid()}.jsonl")
@@ -91,10 +98,14 @@ class _Waiting(MetaPathFinder):
             sys.meta_path.remove(self)
 
     def _never_met(self) -> None:
-        """At the end: torch may have been imported past this hook, and nothing have been policed."""
+        """At the end: CUDA may have been used past this hook, and nothing have been policed."""
         child = sys.modules.get("pytest_gpuinvariants.children.child")
-        if "torch" in sys.modules and (child is None or child.monitor() is None):
+        if child is not None and child.monitor() is not None:
+            return  # met in another way
+        if "torch" in sys.modules:
             _tell(f"{sys.executable} (pid {os.getpid()}): torch was imported past the hook that waits for it")
+        elif _has_cuda():
+            _tell(f"{sys.executable} (pid {os.getpid()}): CUDA was used without torch, whose CUPTI the recorder needs")
 
 
 def _next_sitecustomize() -> None:
