@@ -134,7 +134,7 @@ class Monitor:
             here = threading.get_native_id()
             scopes = [entry.scope for entry in self._entries if entry.scope.covers(here)]
             if scopes:
-                thread.run = _adopted(thread.run, scopes)  # type: ignore[method-assign]
+                thread.run = _adopted(thread.run, scopes, self.recorder.end_thread)  # type: ignore[method-assign]
             start(thread)
 
         return inheriting_start
@@ -183,7 +183,7 @@ def _count(region: Region, found: Finding, allowances: tuple[Allowance, ...], co
         region.tally.add(found, count)
 
 
-def _adopted(run: Callable[[], None], scopes: list[Scope]) -> Callable[[], None]:
+def _adopted(run: Callable[[], None], scopes: list[Scope], end: Callable[[], None]) -> Callable[[], None]:
     def adopted() -> None:
         native = threading.get_native_id()
         for scope in scopes:
@@ -191,6 +191,7 @@ def _adopted(run: Callable[[], None], scopes: list[Scope]) -> Callable[[], None]
         try:
             run()
         finally:
+            end()  # while the regions are armed: whoever joins the thread goes on before it is gone
             for scope in scopes:
                 scope.adopted.discard(native)
 

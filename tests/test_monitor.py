@@ -31,6 +31,9 @@ class Fake:
     def settle(self) -> None:
         pass
 
+    def end_thread(self) -> None:
+        pass
+
     def stop(self) -> None:
         self.log.append("stop")
         self.sink = None

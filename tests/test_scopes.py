@@ -193,3 +193,69 @@ def test_an_allowance_is_limited_by_place_api_kind_and_number(limits: dict[str, 
             outside.__exit__(None, None, None)
     assert allowance.count == covered
     assert sum(found.count for found in region.tally.violations) == 3 - covered
+
+
+def _stream() -> Callable[[], object]:
+    wait: Callable[[], object] = torch.cuda.Stream().synchronize
+    return wait
+
+
+def _device_independent_stream() -> Callable[[], object]:
+    wait: Callable[[], object] = torch.Stream(device="cuda").synchronize
+    return wait
+
+
+def _event() -> Callable[[], object]:
+    event = torch.cuda.Event()
+    event.record()
+    wait: Callable[[], object] = event.synchronize
+    return wait
+
+
+def _device_independent_event() -> Callable[[], object]:
+    event = torch.Event(device="cuda")
+    event.record()
+    wait: Callable[[], object] = event.synchronize
+    return wait
+
+
+@pytest.mark.parametrize(
+    ("make", "api"),
+    [
+        (lambda: torch.cuda.synchronize, "cudaDeviceSynchronize"),
+        (lambda: torch.accelerator.synchronize, "cudaDeviceSynchronize"),
+        (_stream, "cudaStreamSynchronize"),
+        (_device_independent_stream, "cudaStreamSynchronize"),
+        (_event, "cudaEventSynchronize"),
+        (_device_independent_event, "cudaEventSynchronize"),
+    ],
+)
+def test_the_last_call_of_a_thread_is_found_at_its_line(make: Callable[[], Callable[[], object]], api: str) -> None:
+    """Torch makes it from the library of its allocator, whose own waits are told later."""
+    wait = make()
+
+    def work() -> None:
+        wait()
+
+    with pytest.raises(InvariantViolation) as caught, no_implicit_sync():
+        in_thread(work)
+    (found,) = caught.value.findings
+    assert (found.id.partition("@")[0], found.stack[0].qualified) == (
+        f"sync:{api}",
+        f"{__name__}.{work.__qualname__}",
+    )
+
+
+def test_what_the_allocator_does_last_in_a_thread_is_found() -> None:
+    """After the line, so that only the thread is named."""
+
+    def grow() -> None:
+        sizes.append(torch.empty(64 << 20, device="cuda").shape)
+
+    sizes: list[torch.Size] = []
+    torch.cuda.empty_cache()
+    with pytest.raises(InvariantViolation) as caught, no_implicit_sync(kinds="allocation"):
+        in_thread(grow)
+    (found,) = caught.value.findings
+    assert sizes
+    assert (found.id.partition("@")[0], found.thread.name) == ("allocation:cudaMalloc", "worker")

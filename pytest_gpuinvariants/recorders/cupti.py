@@ -151,6 +151,10 @@ class CuptiRecorder:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         self._hearing.settle()
 
+    def end_thread(self) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        self._hearing.end_thread()
+
     def stop(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         self._unsubscribe()

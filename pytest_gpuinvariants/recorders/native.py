@@ -232,6 +232,11 @@ class Hearing:
             again = named.get(key) or self._named[key]  # another thread may have named it just now
             again(self._counts[index])
 
+    def end_thread(self) -> None:
+        """Hand over what is left of the calling thread's calls."""
+        if self._library is not None:
+            self._library.gi_tell_aside()
+
     def end(self) -> None:
         """Hand over no more.
 

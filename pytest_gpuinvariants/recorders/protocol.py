@@ -42,6 +42,10 @@ class Recorder(Protocol):
         """Use up what the sink has returned so far: what it depends on has changed."""
         ...
 
+    def end_thread(self) -> None:
+        """Hand over what is left of the calling thread's calls: it ends."""
+        ...
+
     def stop(self) -> None:
         """Hand over no more events.
 

@@ -30,6 +30,10 @@ class SimulatorRecorder:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         self._hearing.settle()
 
+    def end_thread(self) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        self._runtime.deliver()
+
     def stop(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         self._runtime.attach(None)

@@ -222,3 +222,39 @@ def test_a_thread_tells_before_its_next_call(fake: FakeCuda, fake_library: Path,
         ("cudaMalloc", thread.native_id),
         ("cudaDeviceSynchronize", thread.native_id),
     ]
+
+
+def test_a_wait_that_a_program_asks_for_is_told_in_the_call(
+    fake: FakeCuda, allocator: Path, recorder: CuptiRecorder
+) -> None:
+    """From the allocator's library, too, which also has the methods of ``torch.cuda.Stream``."""
+    released, parameters = ctypes.CDLL(str(allocator)), (ctypes.c_uint64 * 2)(0, 64)
+    sink = Counting()
+    recorder.start(sink, HOST_SIDE)
+
+    def work() -> None:
+        released.synchronize(RUNTIME, DEVICE_SYNC, parameters)
+        told.append(len(sink.told))
+
+    told: list[int] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    recorder.stop()
+    assert told == [1]
+
+
+def test_the_end_of_a_thread_tells_what_is_left(fake: FakeCuda, allocator: Path, recorder: CuptiRecorder) -> None:
+    released, parameters = ctypes.CDLL(str(allocator)), (ctypes.c_uint64 * 2)(0, 64)
+    sink = Counting()
+    recorder.start(sink, HOST_SIDE | {Allocation})
+
+    def work() -> None:
+        released.allocate(RUNTIME, MALLOC, parameters)
+        recorder.end_thread()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    recorder.stop()
+    assert [event.api for event in sink.told] == ["cudaMalloc"]

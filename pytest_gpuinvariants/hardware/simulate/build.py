@@ -23,7 +23,8 @@ from pytest_gpuinvariants.hardware.native_build import NativeBuildError, cache_r
 __all__ = ["SimulatorBuildError", "SimulatorLibraries", "build", "cache_root", "find_compiler", "find_headers"]
 
 SOURCES = Path(__file__).parent / "csrc"
-_SHARED = Path(__file__).parents[2] / "recorders" / "csrc" / "native_event.h"  # the event, as recorders read it
+_SHARED = Path(__file__).parents[2] / "recorders" / "csrc"
+_SHARED_HEADERS = (_SHARED / "native_event.h", _SHARED / "asked_for.h")  # as recorders read them
 _PURPOSE = "the simulated CUDA runtime"
 _CORE = ("memory", "copy", "handles", "stream", "event", "graph", "log", "report", "device", "images")
 _HEADERS = ("cuda.h", "cuda_runtime_api.h", "driver_types.h")
@@ -213,7 +214,7 @@ def _includes(headers: Path) -> list[str]:
 
 
 def _compile(folder: Path, headers: Path, compiler: list[str], major: int) -> None:
-    base = [*compiler, *native_build.FLAGS, "-shared", f"-I{_SHARED.parent}", *_includes(headers)]
+    base = [*compiler, *native_build.FLAGS, "-shared", f"-I{_SHARED}", *_includes(headers)]
     link = ["-L.", f"-l:{_CORE_LIBRARY}", "-Wl,-rpath,$ORIGIN", "-ldl"]
 
     def sources(*names: str) -> list[str]:
@@ -251,7 +252,7 @@ def _compile(folder: Path, headers: Path, compiler: list[str], major: int) -> No
 
 def content_hash(headers: Path, compiler: list[str]) -> str:
     """Identity of a build: the C source, this file, the headers and the compiler's command."""
-    inputs = [*sorted(SOURCES.iterdir()), _SHARED, Path(__file__), *(headers / name for name in _HEADERS)]
+    inputs = [*sorted(SOURCES.iterdir()), *_SHARED_HEADERS, Path(__file__), *(headers / name for name in _HEADERS)]
     if cublas := _cublas_headers(headers):
         inputs += [cublas / "cublas_api.h", cublas / "cublasLt.h"]
     return native_build.content_hash(compiler, inputs)

@@ -160,6 +160,10 @@ class SimulatedRuntime:
         """Hand calls of ``classes`` to a C function, which gets a ``gi_event``; None stops that."""
         self._core.sim_listen(listener, classes)
 
+    def deliver(self) -> None:
+        """Hand over what the calling thread's calls have set aside."""
+        self._core.sim_deliver()
+
     def refuse(self, on: bool) -> None:
         """Refuse launches of kernels that are not torch's own, as a card does that they are not compiled for."""
         self._core.sim_refuse(int(on))

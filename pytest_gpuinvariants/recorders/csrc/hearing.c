@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "asked_for.h"
 #include "frames.h"
 #include "native_event.h"
 #include "python.h"
@@ -232,7 +233,7 @@ static int allocator_may_call(void) {
   return found;
 }
 
-/* Whether the allocator makes this call.  Its library holds little else that waits. */
+/* Whether the allocator makes this call. */
 static int by_allocator(void) {
   if (!allocator_may_call()) return 0; /* unwinding takes long */
   void *frames[DEPTH];
@@ -240,7 +241,7 @@ static int by_allocator(void) {
   for (int i = 0; i < count; i++) {
     Dl_info info;
     if ((uintptr_t)frames[i] - allocator.start >= allocator.size) continue;
-    return !dladdr(frames[i], &info) || !info.dli_sname || !strstr(info.dli_sname, "device_synchronize");
+    return !dladdr(frames[i], &info) || !asked_for(frames[i], &info);
   }
   return 0;
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "asked_for.h"
 #include "sim.h"
 #include "sim_internal.h"
 
@@ -89,13 +90,11 @@ static void set_aside(const sim_event *event) {
   if (aside.count == 1 && call_soon && gettid() == getpid()) call_soon(deliver_soon, NULL);
 }
 
-/* Told by the calls whose kind does not tell: the allocator also waits for events and devices.  The
- * wait that a program asks for comes from the same library, but from a function with a name. */
+/* Told by the calls whose kind does not tell: the allocator also waits for events and devices. */
 void sim_called_from(const void *address) {
   Dl_info info;
   if (!sim_wants(SIM_EVENT_SYNC) || !dladdr(address, &info) || !info.dli_fname) return;
-  int asked_for = info.dli_sname && strstr(info.dli_sname, "device_synchronize");
-  in_allocator = strstr(info.dli_fname, "libc10_cuda") && !asked_for;
+  in_allocator = strstr(info.dli_fname, "libc10_cuda") && !asked_for(address, &info);
 }
 
 void sim_report(const sim_event *event) {
