@@ -18,6 +18,7 @@ import pytest
 from pytest_gpuinvariants import allowances, markers, session, settings
 from pytest_gpuinvariants.allowances import Allowance, Exemption
 from pytest_gpuinvariants.children import child
+from pytest_gpuinvariants.children.parent import Report
 from pytest_gpuinvariants.decorators import Decorator, MarkerArgumentError, T, target_of
 from pytest_gpuinvariants.findings import InvariantViolation
 from pytest_gpuinvariants.integrations import vllm_sync
@@ -95,12 +96,26 @@ def arm(run: session.Run, arguments: dict[str, object], scope: Scope) -> Policin
     chosen = settings.for_marker(run.config, run.settings, arguments, rule.NAME)
     options = rule.Options(chosen.kinds, chosen.pageable_threshold)
     policing = Policing(run, Region(rule.NAME, rule.wanted(options), rule.rule(options), scope), chosen.mode)
-    enter(run, policing.region)
+    with ExitStack() as undo:
+        if arguments.get("children"):
+            undo.enter_context(run.children.reached())
+        enter(run, policing.region)
+        policing.reach = undo.pop_all()
     vllm_sync.enter()
     if arguments.get("children"):
-        policing.reach.enter_context(run.children.reached())
         policing.child_region = run.children.arm(options)
     return policing
+
+
+def _leave(policing: Policing) -> Report:
+    """Disarm; what children have to say."""
+    assert policing.run.monitor is not None
+    try:
+        policing.run.monitor.leave(policing.region)
+    finally:
+        number = policing.child_region
+        report = policing.run.children.disarm(number) if number is not None else Report((), ())
+    return report
 
 
 def settle(policing: Policing, leaving: bool) -> None:
@@ -117,14 +132,10 @@ def settle(policing: Policing, leaving: bool) -> None:
     run, region = policing.run, policing.region
     assert run.monitor is not None
     vllm_sync.leave()
-    run.monitor.leave(region)
+    with policing.reach:  # ends whatever fails: the channel must not stay open for later tests
+        report = _leave(policing)
     found = [*region.tally.violations, *region.tally.notes]
-    unpoliced: tuple[str, ...] = ()
-    if policing.child_region is not None:
-        report = run.children.disarm(policing.child_region)
-        policing.reach.close()
-        found += (one for child in report.findings if (one := run.exempt(child)) is not None)
-        unpoliced = report.errors
+    found += (one for child in report.findings if (one := run.exempt(child)) is not None)
     violations = tuple(one for one in found if not one.note)
     record = run.current
     if record is not None and record.warming_up:
@@ -143,8 +154,8 @@ def settle(policing: Policing, leaving: bool) -> None:
             record.unraised += violations  # no exception would bring them to the test's report
         if not leaving:
             raise violation
-    elif unpoliced and not leaving:
-        skip(f"not verified: a child process could not be policed: {'; '.join(unpoliced)}")
+    elif report.errors and not leaving:
+        skip(f"not verified: a child process could not be policed: {'; '.join(report.errors)}")
 
 
 class NoImplicitSync(Decorator):

@@ -2,15 +2,18 @@
 
 ``armed.json`` holds the regions that are armed, and the exemptions in each; ``generation`` a counter
 that children map into memory, so that an event costs them a read of eight bytes; ``<pid>.jsonl`` what
-one child found.
+one child found.  A child that can not write it any more, for a limit on its files or another user's
+rights, still has ``trouble`` in its memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 
 VARIABLE = "PYTEST_GPUINVARIANTS_CHANNEL"
 _GENERATION_BYTES = 8
+_FINE = b"\0"
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Writer:
         self._read: dict[Path, int] = {}
         self._generation = 0
         (folder / "setup.json").write_text(json.dumps(asdict(setup)))
+        (folder / "trouble").write_bytes(_FINE)
         self._publish()
 
     def arm(self, armed: Armed) -> None:
@@ -82,6 +87,14 @@ class Writer:
         with open(counter, "r+b" if counter.exists() else "w+b") as file:
             file.write(self._generation.to_bytes(_GENERATION_BYTES, "little"))
 
+    def in_trouble(self) -> bool:
+        """Whether a child could not write what it had to say, since the last call."""
+        with open(self.folder / "trouble", "r+b") as file:
+            trouble = file.read() != _FINE
+            file.seek(0)
+            file.write(_FINE)
+        return trouble
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """What children have written since the last call.  A line that is not finished yet is left for the next."""
         for path in sorted(self.folder.glob("*.jsonl")):
@@ -103,25 +116,33 @@ class Reader:
         self.setup = Setup(**json.loads((folder / "setup.json").read_text()))
         with open(folder / "generation", "rb") as file:
             self._counter = mmap.mmap(file.fileno(), _GENERATION_BYTES, access=mmap.ACCESS_READ)
+        with open(folder / "trouble", "r+b") as file:
+            self._trouble = mmap.mmap(file.fileno(), len(_FINE))
         self._seen = b""
         self._armed: tuple[Armed, ...] = ()
+        self._life = time.monotonic_ns()  # a process that runs another program keeps its id
 
     @property
     def armed(self) -> tuple[Armed, ...]:
         """The regions that are armed now."""
         generation = self._counter[:]
         if generation != self._seen:
-            self._seen = generation
-            entries = json.loads((self._folder / "armed.json").read_text())
+            try:
+                entries = json.loads((self._folder / "armed.json").read_text())
+            except OSError:
+                self._trouble[0] = 1
+                raise
             self._armed = tuple(
                 Armed(one["region"], tuple(one["kinds"]), one["pageable_threshold"], tuple(one["allowances"]))
                 for one in entries
             )
+            self._seen = generation  # last: another thread that sees it takes what goes with it
         return self._armed
 
     def tell_unpoliced(self, problem: str) -> None:
         """Let the parent know that a process goes unpoliced, so that what is armed now is not verified."""
-        self.write(error=problem, armed=[one.region for one in self.armed])
+        with contextlib.suppress(OSError, ValueError):  # the run has ended
+            self.write(error=problem, armed=[one.region for one in self.armed])
 
     @staticmethod
     def find(folder: Path) -> Reader | None:
@@ -132,11 +153,23 @@ class Reader:
             return None
 
     def write(self, **line: object) -> None:
-        """Add a line; it is in the file when this returns."""
-        data = json.dumps({"pid": os.getpid(), **line}).encode() + b"\n"
+        """Add a line; it is in the file when this returns.
+
+        Raises:
+            OSError: it can not be; the parent sees that there was one.
+        """
+        try:
+            self._append({"pid": os.getpid(), "life": self._life, **line})
+        except OSError:
+            self._trouble[0] = 1
+            raise
+
+    def _append(self, line: dict[str, object]) -> None:
+        data = json.dumps(line).encode() + b"\n"
         path = self._folder / f"{os.getpid()}.jsonl"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, data)
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         finally:
             os.close(descriptor)

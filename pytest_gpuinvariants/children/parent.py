@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpuinvariants.allowances import Allowance
-from pytest_gpuinvariants.children import processes
+from pytest_gpuinvariants.children import descendants, processes
 from pytest_gpuinvariants.children.channel import VARIABLE, Armed, Reader, Setup, Writer
 from pytest_gpuinvariants.environment import Before, restore, set_variables
 from pytest_gpuinvariants.events import Frame, Thread
 from pytest_gpuinvariants.findings import Finding
 from pytest_gpuinvariants.invariants.no_implicit_sync import Options
+
+_SECOND_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,19 @@ class Report:
     errors: tuple[str, ...]
 
 
+Life = tuple[int, int]
+"""A process that runs a program: its id, and when it began to."""
+
+
 class _Left:
     """What children found in one region, less what the parent's exemptions took."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[int, Finding, tuple[Allowance, ...]], int] = {}
-        self._left: dict[tuple[int, Finding], int] = {}
-        self._inexact: set[tuple[int, Finding, tuple[Allowance, ...]]] = set()
+        self._told: dict[tuple[Life, Finding, tuple[Allowance, ...]], int] = {}
+        self._left: dict[tuple[Life, Finding], int] = {}
+        self._inexact: set[tuple[Life, Finding, tuple[Allowance, ...]]] = set()
 
-    def add(self, process: int, found: Finding, allowances: tuple[Allowance, ...], total: int, exact: bool) -> None:
+    def add(self, process: Life, found: Finding, allowances: tuple[Allowance, ...], total: int, exact: bool) -> None:
         """Take in how often a child has made a finding inside certain exemptions, the innermost first."""
         key = process, found, allowances
         count = total - self._told.get(key, 0)
@@ -66,16 +73,25 @@ class Children:
     _writer: Writer | None = None
     _owner: int = 0
     _before: Before = field(default_factory=dict)
+    _search: str = ""
+    """``PYTHONPATH`` as it was set."""
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _left: dict[int, _Left] = field(default_factory=dict)
     _allowances: dict[int, Allowance] = field(default_factory=dict)
-    _errors: list[tuple[list[int] | None, str]] = field(default_factory=list)
-    """Why a process was not policed, in these regions; None: in all."""
+    _errors: list[tuple[list[int], str]] = field(default_factory=list)
+    """Why a process was not policed, in these regions."""
+    _unarmed: list[str] = field(default_factory=list)
+    """Why, of processes that are told when nothing is armed: it holds for what is armed before the channel closes."""
+    _joined: set[int] = field(default_factory=set)
+    """Processes that police themselves, or have told why they do not."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
     def reached(self) -> Iterator[None]:
         """Let processes that are started now find the channel."""
+        forked = self._owner not in (0, os.getpid())
+        if forked:
+            self._begin_anew()
         self._users += 1
         if self._users == 1:
             self._announce()
@@ -84,7 +100,29 @@ class Children:
         finally:
             self._users -= 1
             if not self._users:
-                restore(self._before)
+                self._restore()
+                with self._lock:
+                    self._collect()
+                    self._unarmed.clear()
+            if forked:
+                self.close()  # no run ends in this process, which would
+
+    def _begin_anew(self) -> None:
+        """In a process that was forked off: the channel is the parent's, who has armed what is armed there."""
+        self._users, self._owner = 0, 0
+        self._folder = self._writer = None
+        self._left, self._allowances, self._errors, self._unarmed = {}, {}, [], []
+        self._joined = set()
+        self._lock = threading.Lock()
+
+    def _restore(self) -> None:
+        """Put the environment back, with what a fixture has put into ``PYTHONPATH`` meanwhile."""
+        now = os.environ.get("PYTHONPATH", "")
+        if now == self._search:
+            restore(self._before)
+            return
+        rest = [entry for entry in now.split(os.pathsep) if entry and Path(entry) != processes.BOOTSTRAP]
+        restore({**self._before, "PYTHONPATH": os.pathsep.join(rest) or None})
 
     def _announce(self) -> None:
         # One folder for the whole run: a fork server keeps the environment of the first test that used it.
@@ -93,9 +131,10 @@ class Children:
             self._writer = Writer(self._folder, self.setup)
             self._owner = os.getpid()
             processes.watch(self._unreachable)
-        paths = filter(None, (str(processes.BOOTSTRAP), os.environ.get("PYTHONPATH")))
-        variables = {VARIABLE: str(self._folder), "PYTHONPATH": os.pathsep.join(paths)}
-        self._before = set_variables(variables)
+        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        rest = (entry for entry in entries if entry and Path(entry) != processes.BOOTSTRAP)
+        self._search = os.pathsep.join((str(processes.BOOTSTRAP), *rest))
+        self._before = set_variables({VARIABLE: str(self._folder), "PYTHONPATH": self._search})
 
     def close(self) -> None:
         """Remove the folder, in the process that made it."""
@@ -127,8 +166,27 @@ class Children:
             left = self._left.pop(region)
             if not self._left:
                 self._allowances.clear()
-            errors = [error for armed, error in self._errors if armed is None or region in armed]
+            trouble = ["it could not write what it found, or read what is armed"] if self._writer.in_trouble() else []
+            errors = [
+                *trouble,
+                *self._unarmed,
+                *(error for armed, error in self._errors if region in armed),
+                *self._silent(),
+            ]
         return Report(left.findings(), tuple(dict.fromkeys(errors)))
+
+    def _silent(self) -> list[str]:
+        """Processes below this one that use CUDA and have not joined.  With the lock held."""
+        suspects = descendants.with_cuda(os.getpid())
+        if suspects.keys() - self._joined:
+            time.sleep(_SECOND_LOOK_S)  # one that is forked to run another program is itself for a moment
+            self._collect()
+            suspects = {pid: name for pid, name in descendants.with_cuda(os.getpid()).items() if pid in suspects}
+        return [
+            f"{name}: it uses CUDA, and was started before a children=True region or fixture, or past it"
+            for pid, name in suspects.items()
+            if pid not in self._joined
+        ]
 
     @contextmanager
     def allowed(self, allowance: Allowance) -> Iterator[None]:
@@ -163,13 +221,22 @@ class Children:
 
     def _collect(self) -> None:
         """Take in what children have written since the last time.  With the lock held."""
-        assert self._writer is not None
+        if self._writer is None:
+            return
         for line in self._writer.lines():
+            self._joined.add(line["pid"])
             if "error" in line:
-                self._errors.append((line.get("armed"), line["error"]))
+                if line.get("armed"):
+                    self._errors.append((line["armed"], line["error"]))
+                else:
+                    self._unarmed.append(line["error"])
+            elif line.get("joined"):
+                continue
             elif (left := self._left.get(line["region"])) is not None:
                 allowances = tuple(self._allowances[number] for number in line["allowances"])
-                left.add(line["pid"], _finding(line["finding"]), allowances, line["count"], line["exact"])
+                left.add(
+                    (line["pid"], line["life"]), _finding(line["finding"]), allowances, line["count"], line["exact"]
+                )
 
     @property
     def reader(self) -> Reader | None:

@@ -8,13 +8,14 @@ told to ignore it, goes unpoliced, and that must be said.  The interpreter tells
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_gpuinvariants.children.channel import VARIABLE
+from pytest_gpuinvariants.children.descendants import has_variable
 
 Told = Callable[[str], None]
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -35,17 +36,29 @@ def watch(told: Told | None) -> None:
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
-    if _told is None or event != "subprocess.Popen":
+    if _told is None or event not in ("subprocess.Popen", "os.posix_spawn"):
         return
-    executable, argv, _, environment = arguments
+    # One has the working directory before the environment.
+    executable, argv, environment = arguments[0], arguments[1], arguments[-1]
     problem = unreachable(executable, argv, environment)
     if problem is not None:
         _told(problem)
 
 
 def _watch_multiprocessing() -> None:
-    from multiprocessing import util  # not before a test asks for its children
+    from multiprocessing import forkserver, util  # not before a test asks for its children
 
+    connect: Callable[..., tuple[int, int]] = forkserver.ForkServer.connect_to_new_process
+
+    def watched_connect(server: Any, fds: Sequence[int]) -> tuple[int, int]:
+        before, channel = server._forkserver_pid, os.environ.get(VARIABLE, "")
+        if _told is not None and before is not None and not has_variable(before, VARIABLE, channel):
+            _told("forkserver: it was started before a children=True region or fixture")
+        return connect(server, fds)
+
+    forkserver.ForkServer.connect_to_new_process = watched_connect  # type: ignore[method-assign,assignment]
+    # The module keeps a method of its one server, bound before this, and its own code calls that.
+    forkserver.connect_to_new_process = forkserver._forkserver.connect_to_new_process
     spawn: Callable[..., int] = util.spawnv_passfds
 
     def watched_spawn(path: object, args: Sequence[object], passfds: object) -> int:
@@ -104,9 +117,26 @@ def unreachable(executable: object, argv: object, environment: object) -> str | 
         return f"{name}: started with an environment of its own"
     if not _finds_the_bootstrap(variables.get("PYTHONPATH", "")):
         return f"{name}: started with a PYTHONPATH of its own; the test's has to stay in it, first"
-    for word in words[1:]:
-        if not re.fullmatch(r"-[A-Za-z]+", word) or word[1] in "cm":
-            break
-        if ignored := set(word[1:]) & set("IES"):
-            return f"{name}: started with -{min(ignored)}, which keeps it from the test's environment"
+    if ignored := set(_flags(words[1:])) & set("IES"):
+        return f"{name}: started with -{min(ignored)}, which keeps it from the test's environment"
     return None
+
+
+def _flags(words: Sequence[str]) -> Iterator[str]:
+    """The interpreter's own options, of a letter each: those before a program, which have no value."""
+    rest = iter(words)
+    for word in rest:
+        if len(word) < 2 or not word.startswith("-"):
+            return  # the program, or - for the standard input
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(rest, None)
+            continue
+        for place, letter in enumerate(word[1:], 2):
+            if letter in "cm":
+                return  # a program, and its own arguments
+            if letter in "WX":
+                if place == len(word):
+                    next(rest, None)
+                break
+            yield letter

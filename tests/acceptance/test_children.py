@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
-from pytest_gpuinvariants.hardware.native_build import find_compiler
 from tests.acceptance.conftest import Run, text
 
 WAYS = """
@@ -184,29 +181,6 @@ def test_torch_that_is_imported_past_the_hook_is_not_verified(run: Run) -> None:
     result = run(PAST.replace(" {AFTER}", ""), "-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*not verified: *: torch was imported past the hook that waits for it"])
-
-
-def test_cuda_without_torch_is_not_verified(run: Run, pytester: pytest.Pytester) -> None:
-    library = pytester.path / "libcuda.so.1"
-    subprocess.run(
-        [*find_compiler("the test"), "-shared", "-o", library, "-x", "c", "-"],
-        input=b"int cuInit(int flags) { return 0; }",
-        check=True,
-    )
-    result = run(
-        """
-        import subprocess
-        import sys
-        from pytest_gpuinvariants import no_implicit_sync
-
-        @no_implicit_sync(children=True)
-        def test_driver():
-            subprocess.run([sys.executable, "-c", "import ctypes; ctypes.CDLL('./libcuda.so.1')"], check=True)
-        """,
-        "-rs",
-    )
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*not verified: *: CUDA was used without torch, *"])
 
 
 def test_torch_that_is_imported_before_the_hook_is_met_late(run: Run) -> None:

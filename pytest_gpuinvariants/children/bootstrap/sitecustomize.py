@@ -27,7 +27,6 @@ class _Joining(Loader):
         self._child: ModuleType | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        self._waiting.leave()
         # Before torch is in sys.modules, where the simulator takes it for imported.
         self._child = _joining()
         if self._child is not None:
@@ -35,7 +34,12 @@ class _Joining(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        # The module keeps its own loader, which knows more than this one: its source, its resources.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
         self._loader.exec_module(module)
+        self._waiting.leave()  # not before: an import that fails may be tried again
         if self._child is not None:
             self._child.join()
 
@@ -62,7 +66,7 @@ def _tell(error: str) -> None:
     path = os.path.join(os.environ["PYTEST_GPUINVARIANTS_CHANNEL"], f"{os.getpid()}.jsonl")
     # The run may have ended, and its channel be gone.
     with contextlib.suppress(OSError), open(path, "a") as file:
-        file.write(json.dumps({"error": error}) + "\n")
+        file.write(json.dumps({"pid": os.getpid(), "error": error}) + "\n")
 
 
 class _Waiting(MetaPathFinder):
@@ -92,7 +96,7 @@ class _Waiting(MetaPathFinder):
         return spec
 
     def leave(self) -> None:
-        """Torch is being imported."""
+        """Torch has been imported."""
         atexit.unregister(self._never_met)
         if self in sys.meta_path:
             sys.meta_path.remove(self)
