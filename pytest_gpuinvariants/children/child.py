@@ -146,20 +146,27 @@ def follow(monitor: Monitor, reader: Reader | None) -> None:
         after_import("torch", start)
 
 
-def _channel() -> Reader | None:
-    """The channel of this process, None where there is none to be found or it is a test's own process."""
+def _parents_channel() -> Reader | None:
+    """The channel that the environment names, None where there is none to be found."""
     folder = os.environ.get(VARIABLE)
-    if folder is None or _has_a_run_of_its_own():
-        return None
-    return Reader.find(Path(folder))
+    return Reader.find(Path(folder)) if folder is not None else None
+
+
+def _channel() -> Reader | None:
+    """The channel that this process polices itself for: a test's own process has none."""
+    return None if _has_a_run_of_its_own() else _parents_channel()
 
 
 def prepare() -> None:
     """Open the simulated card, if the parent has one.  Must come before torch is imported."""
-    if _has_a_run_of_its_own() and (own := Reader.find(Path(os.environ[VARIABLE]))) is not None:
-        own.tell_unpoliced(f"{name_of_this_process()}: it runs pytest with gpuinvariants, which polices its own tests")
-    reader = _channel()
-    if reader is None or reader.setup.simulate is None:
+    reader = _parents_channel()
+    if reader is None:
+        return
+    if _has_a_run_of_its_own():
+        problem = "it runs pytest with gpuinvariants, which polices its own tests"
+        reader.tell_unpoliced(f"{name_of_this_process()}: {problem}")
+        return
+    if reader.setup.simulate is None:
         return
     from pytest_gpuinvariants.hardware.profiles import parse_profile
     from pytest_gpuinvariants.hardware.simulate.runtime import open_runtime

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpuinvariants.children import processes
-from pytest_gpuinvariants.children.channel import Armed, Reader, Setup, Writer
+from pytest_gpuinvariants.children import child, processes
+from pytest_gpuinvariants.children.channel import VARIABLE, Armed, Reader, Setup, Writer
 from pytest_gpuinvariants.hardware.native_build import find_compiler
 from tests.acceptance.conftest import Run, text
 
@@ -144,6 +144,15 @@ def test_a_pytest_with_the_plugin_is_not_verified(run: Run, pytester: pytest.Pyt
     result.stdout.fnmatch_lines(["*not verified: *: it runs pytest with gpuinvariants, which polices its own tests*"])
 
 
+def test_a_pytest_that_nobody_polices_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is one; the hook may have been set, and the variable be gone when torch is imported."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    told: list[str] = []
+    monkeypatch.setattr(Reader, "tell_unpoliced", lambda _, problem: told.append(problem))
+    child.prepare()
+    assert told == []
+
+
 def test_what_can_not_be_written_is_not_verified(run: Run) -> None:
     result = run(
         ENGINE
@@ -259,7 +268,7 @@ def test_a_process_that_outlives_the_run_starts_others(pytester: pytest.Pytester
 def test_which_options_keep_a_process_out_of_reach(
     options: list[str], letter: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTEST_GPUINVARIANTS_CHANNEL", "somewhere")
+    monkeypatch.setenv(VARIABLE, "somewhere")
     monkeypatch.setenv("PYTHONPATH", str(processes.BOOTSTRAP))
     problem = processes.unreachable("python3", ["python3", *options], None)
     assert (problem is None) if letter is None else (f"started with -{letter}," in str(problem))
