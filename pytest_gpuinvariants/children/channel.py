@@ -127,11 +127,8 @@ class Reader:
         """The regions that are armed now."""
         generation = self._counter[:]
         if generation != self._seen:
-            try:
+            with self._telling_of_trouble():
                 entries = json.loads((self._folder / "armed.json").read_text())
-            except OSError:
-                self._trouble[0] = 1
-                raise
             self._armed = tuple(
                 Armed(one["region"], tuple(one["kinds"]), one["pageable_threshold"], tuple(one["allowances"]))
                 for one in entries
@@ -158,18 +155,20 @@ class Reader:
         Raises:
             OSError: it can not be; the parent sees that there was one.
         """
+        data = json.dumps({"pid": os.getpid(), "life": self._life, **line}).encode() + b"\n"
+        path = self._folder / f"{os.getpid()}.jsonl"
+        with self._telling_of_trouble():
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                if os.write(descriptor, data) < len(data):
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+            finally:
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _telling_of_trouble(self) -> Iterator[None]:
         try:
-            self._append({"pid": os.getpid(), "life": self._life, **line})
+            yield
         except OSError:
             self._trouble[0] = 1
             raise
-
-    def _append(self, line: dict[str, object]) -> None:
-        data = json.dumps(line).encode() + b"\n"
-        path = self._folder / f"{os.getpid()}.jsonl"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            if os.write(descriptor, data) < len(data):
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-        finally:
-            os.close(descriptor)

@@ -121,8 +121,7 @@ class Children:
         if now == self._search:
             restore(self._before)
             return
-        rest = [entry for entry in now.split(os.pathsep) if entry and Path(entry) != processes.BOOTSTRAP]
-        restore({**self._before, "PYTHONPATH": os.pathsep.join(rest) or None})
+        restore({**self._before, "PYTHONPATH": os.pathsep.join(processes.without_bootstrap(now)) or None})
 
     def _announce(self) -> None:
         # One folder for the whole run: a fork server keeps the environment of the first test that used it.
@@ -131,8 +130,7 @@ class Children:
             self._writer = Writer(self._folder, self.setup)
             self._owner = os.getpid()
             processes.watch(self._unreachable)
-        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        rest = (entry for entry in entries if entry and Path(entry) != processes.BOOTSTRAP)
+        rest = processes.without_bootstrap(os.environ.get("PYTHONPATH", ""))
         self._search = os.pathsep.join((str(processes.BOOTSTRAP), *rest))
         self._before = set_variables({VARIABLE: str(self._folder), "PYTHONPATH": self._search})
 

@@ -48,17 +48,16 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
 def _watch_multiprocessing() -> None:
     from multiprocessing import forkserver, util  # not before a test asks for its children
 
-    connect: Callable[..., tuple[int, int]] = forkserver.ForkServer.connect_to_new_process
+    connect = forkserver.connect_to_new_process
+    server: Any = forkserver._forkserver  # the process's only one
 
-    def watched_connect(server: Any, fds: Sequence[int]) -> tuple[int, int]:
+    def watched_connect(fds: Sequence[int]) -> tuple[int, int]:
         before, channel = server._forkserver_pid, os.environ.get(VARIABLE, "")
         if _told is not None and before is not None and not has_variable(before, VARIABLE, channel):
             _told("forkserver: it was started before a children=True region or fixture")
-        return connect(server, fds)
+        return connect(fds)
 
-    forkserver.ForkServer.connect_to_new_process = watched_connect  # type: ignore[method-assign,assignment]
-    # The module keeps a method of its one server, bound before this, and its own code calls that.
-    forkserver.connect_to_new_process = forkserver._forkserver.connect_to_new_process
+    forkserver.connect_to_new_process = watched_connect
     spawn: Callable[..., int] = util.spawnv_passfds
 
     def watched_spawn(path: object, args: Sequence[object], passfds: object) -> int:
@@ -84,6 +83,11 @@ def _is_python(program: str) -> bool:
     except OSError:
         return False
     return first.startswith(b"#!") and b"python" in first
+
+
+def without_bootstrap(search: str) -> list[str]:
+    """The other entries of a ``PYTHONPATH``."""
+    return [entry for entry in search.split(os.pathsep) if entry and Path(entry) != BOOTSTRAP]
 
 
 def _finds_the_bootstrap(search: str) -> bool:
