@@ -88,6 +88,29 @@ def test_a_process_that_was_there_before_is_not_verified(run: Run, tests: str) -
     result.stdout.fnmatch_lines(["*not verified: *: it uses CUDA, and was started before a children=True region*"])
 
 
+def test_a_process_that_lives_on_and_polices_itself_is_verified(run: Run) -> None:
+    """It uses CUDA, and has nothing to tell."""
+    result = run(
+        ENGINE
+        + """
+    @policed
+    def test_quiet():
+        code = "import torch; torch.ones(1, device='cuda'); print(flush=True); input()"
+        process = subprocess.Popen([*PYTHON, code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        QUIET.append(process)
+
+    QUIET = []
+
+    def test_end():
+        QUIET[0].communicate(b"\\n")
+        assert QUIET[0].returncode == 0
+        """
+    )
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["1 verified on *"])
+
+
 def test_a_fork_server_that_was_there_before_is_not_verified(run: Run) -> None:
     result = run(
         ENGINE
