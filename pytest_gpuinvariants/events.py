@@ -48,7 +48,8 @@ class ApiCall:
     """One call of the CUDA runtime or driver API.
 
     ``result`` is the CUDA error code the caller got (0: success); ``capturing`` says that the stream
-    was being captured into a graph, or that the capture refused the call.
+    was being captured into a graph, or that the capture refused the call.  Of a call that is not
+    ``simulated`` only its name is known: the simulated runtime answers "not supported".
     """
 
     api: str
@@ -58,6 +59,7 @@ class ApiCall:
     device: int = 0
     capturing: bool = False
     result: int = 0
+    simulated: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,16 @@ MAX_DISTINCT = 200
 """Distinct findings kept per region; what comes after is counted, so that memory stays bounded."""
 
 
+_MAX_DOUBTS_NAMED = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One violation, with the number of times that it happened at this place.
 
     ``message`` is the one-line form, for example ``cudaMemcpyAsync H2D of 260 B from pageable
-    memory: may block``.  A ``note`` is reported and fails nothing.
+    memory: may block``.  A ``note`` is reported and fails nothing; a ``doubt`` is a call of which
+    nobody knows what it would have done: a test without violations is not verified then.
     """
 
     invariant: str
@@ -32,6 +36,7 @@ class Finding:
     thread: Thread
     stack: Stack
     note: bool = False
+    doubt: bool = False
     count: int = 1
     process: str = ""
     """The child process that made the call; empty for the test's own."""
@@ -66,28 +71,35 @@ def finding(event: Event, *, invariant: str, kind: str, subject: str, message: s
     return Finding(invariant, kind, subject, message, event.thread, event.stack, note)
 
 
+def not_simulated(event: Event, *, invariant: str) -> Finding:
+    """The doubt about a call that the simulated runtime does not know."""
+    message = f"{event.api} is not simulated: what it does on a real card was not seen"
+    return Finding(invariant, "not-simulated", event.api, message, event.thread, event.stack, doubt=True)
+
+
 @dataclass(slots=True)
 class Tally:
-    """Findings by identity, repeated ones counted instead of kept.  Notes take no place of a violation."""
+    """Findings by identity, repeated ones counted instead of kept.  Notes and doubts take no place of a violation."""
 
     _violations: dict[Finding, int] = field(default_factory=dict)
     _notes: dict[Finding, int] = field(default_factory=dict)
+    _doubts: dict[Finding, int] = field(default_factory=dict)
     overflow: int = 0
     """Violations at other places than those that are kept."""
 
     def add(self, item: Finding, count: int = 1) -> None:
         """Count a finding, so many times."""
-        found = self._notes if item.note else self._violations
+        found = self._notes if item.note else self._doubts if item.doubt else self._violations
         if item in found:
             found[item] += count
         elif len(found) < MAX_DISTINCT:
             found[item] = count
-        elif not item.note:
+        elif found is self._violations:
             self.overflow += count
 
     def absorb(self, other: Tally) -> None:
         """Add all that another has."""
-        for found in (other._violations, other._notes):
+        for found in (other._violations, other._notes, other._doubts):
             for item, count in found.items():
                 self.add(item, count)
         self.overflow += other.overflow
@@ -101,6 +113,11 @@ class Tally:
     def notes(self) -> tuple[Finding, ...]:
         """What is only reported."""
         return tuple(replace(item, count=count) for item, count in self._notes.items())
+
+    @property
+    def doubts(self) -> tuple[Finding, ...]:
+        """What keeps the test from being verified."""
+        return tuple(replace(item, count=count) for item, count in self._doubts.items())
 
 
 def _frames(stack: Stack, indent: str) -> Iterator[str]:
@@ -128,6 +145,13 @@ def section(findings: Iterable[Finding], overflow: int = 0) -> str:
     if overflow:
         lines.append(f"… and {overflow} more calls at other places (only {MAX_DISTINCT} distinct findings are kept)")
     return "\n".join(lines)
+
+
+def unverified(doubts: Iterable[Finding]) -> str:
+    """The reason of a test that is not verified: the first doubts, with their lines."""
+    reasons = [f"{item.place}: {item.line}{f' in {item.process}' if item.process else ''}" for item in doubts]
+    more = ["and at more places"] if len(reasons) > _MAX_DOUBTS_NAMED else []
+    return "; ".join(reasons[:_MAX_DOUBTS_NAMED] + more)
 
 
 class InvariantViolation(pytest.fail.Exception):  # type: ignore[name-defined,misc,unused-ignore]

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpuinvariants import context_independence, imports, markers, regions, session
 from pytest_gpuinvariants.events import Launch
-from pytest_gpuinvariants.findings import Finding, InvariantViolation, section
+from pytest_gpuinvariants.findings import Finding, InvariantViolation, section, unverified
 from pytest_gpuinvariants.hardware import gates
 from pytest_gpuinvariants.hardware.facts import MachineFacts
 from pytest_gpuinvariants.hardware.machine import Machine, MachineKind
@@ -74,6 +74,8 @@ def _no_launches(run: session.Run) -> Iterator[None]:
         run.monitor.leave(region)
         run.current.findings += region.tally.violations
         run.current.unraised += region.tally.violations
+    if region.tally.doubts and not region.tally.violations:
+        regions.skip(f"not verified: {unverified(region.tally.doubts)}")
 
 
 @contextmanager
@@ -290,6 +292,6 @@ def _add_sections(record: TestRecord, told: tuple[Finding, ...], report: pytest.
     if record.inherited:
         changed = "\n".join(record.inherited)
         report.sections.append(("variables of the fresh process that are not as the run began", changed))
-    covered = [found for allowance in record.allowances.values() for found in allowance.calls.violations]
-    if covered:
+    calls = [allowance.calls for allowance in record.allowances.values()]
+    if covered := [found for tally in calls for found in (*tally.violations, *tally.doubts)]:
         report.sections.append(("allowed calls", section(covered)))

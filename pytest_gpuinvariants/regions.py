@@ -20,7 +20,7 @@ from pytest_gpuinvariants.allowances import Allowance, Exemption
 from pytest_gpuinvariants.children import child
 from pytest_gpuinvariants.children.parent import Report
 from pytest_gpuinvariants.decorators import Decorator, MarkerArgumentError, T, target_of
-from pytest_gpuinvariants.findings import InvariantViolation
+from pytest_gpuinvariants.findings import InvariantViolation, unverified
 from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.invariants import no_implicit_sync as rule
 from pytest_gpuinvariants.monitor import Region
@@ -50,10 +50,15 @@ class _Entered(Generic[_V]):
             return self._values.pop(mine[-1] if mine else -1)[1]
 
 
-def skip(reason: str) -> NoReturn:
-    """Skip the test, at its own place in the file; its record keeps why, should the skip be caught."""
+def refuse(reason: str) -> None:
+    """Enter in the test's record why something was not verified."""
     if session.is_running() and (record := session.current().current) is not None:
         record.refused = reason
+
+
+def skip(reason: str) -> NoReturn:
+    """Skip the test, at its own place in the file; its record keeps why, should the skip be caught."""
+    refuse(reason)
     raise pytest.skip.Exception(reason, _use_item_location=True)
 
 
@@ -127,7 +132,7 @@ def settle(policing: Policing, leaving: bool) -> None:
 
     Raises:
         InvariantViolation: there were violations, the mode is ``error``, and no exception is on its way.
-        pytest.skip.Exception: there were none, but a child could not be policed.
+        pytest.skip.Exception: there were none, but a call or a child could not be policed.
     """
     run, region = policing.run, policing.region
     assert run.monitor is not None
@@ -136,7 +141,8 @@ def settle(policing: Policing, leaving: bool) -> None:
         report = _leave(policing)
     found = [*region.tally.violations, *region.tally.notes]
     found += (one for child in report.findings if (one := run.exempt(child)) is not None)
-    violations = tuple(one for one in found if not one.note)
+    violations = tuple(one for one in found if not (one.note or one.doubt))
+    doubts = [*region.tally.doubts, *(one for one in found if one.doubt)]
     record = run.current
     if record is not None and record.warming_up:
         record.warmup += violations
@@ -154,8 +160,11 @@ def settle(policing: Policing, leaving: bool) -> None:
             record.unraised += violations  # no exception would bring them to the test's report
         if not leaving:
             raise violation
-    elif report.errors and not leaving:
-        skip(f"not verified: a child process could not be policed: {'; '.join(report.errors)}")
+        return
+    reasons = [unverified(doubts)] if doubts else []
+    reasons += [f"a child process could not be policed: {'; '.join(report.errors)}"] if report.errors else []
+    if reasons:
+        (refuse if leaving else skip)(f"not verified: {'; '.join(reasons)}")
 
 
 class NoImplicitSync(Decorator):

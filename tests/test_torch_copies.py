@@ -35,10 +35,13 @@ def test_they_look_and_fail_like_the_methods(torch: Any) -> None:
         assert bound(torch.zeros(2)).tolist() == [0.0, 0.0]
         assert torch.Tensor.to(torch.ones(2), dtype=torch.int32).dtype is torch.int32
         assert copy.deepcopy(torch.ones(2)).cpu().tolist() == [1.0, 1.0]
+        values = torch.ones(2)
+        values[0] = 3
+        assert values.tolist() == [3.0, 1.0]
     assert torch.Tensor.copy_ is plain
 
 
-_METHODS = ("copy_", "to", "cuda", "cpu")
+_METHODS = ("copy_", "to", "cuda", "cpu", "__setitem__")
 
 
 def test_a_method_that_was_wrapped_is_put_back(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +67,15 @@ def test_function_modes_see_the_methods(torch: Any) -> None:
             return func(*args, **(kwargs or {}))
 
     with no_implicit_sync(), Mode():
-        torch.ones(2).copy_(torch.zeros(2)).to(torch.float64)
-    assert {"copy_", "to"} <= set(seen)
+        torch.ones(2).copy_(torch.zeros(2)).to(torch.float64)[0] = 1
+    assert {"copy_", "to", "__setitem__"} <= set(seen)
 
 
 @pytest.mark.parametrize("armed_first", [False, True], ids=["compiled-before", "compiled-inside"])
 def test_compiled_code_keeps_its_graph(torch: Any, armed_first: bool) -> None:
     def work(x: Any, y: Any) -> Any:
-        return y.copy_(x.to(torch.float32)).cpu() + 1
+        y[:] = x.to(torch.float32)
+        return y.copy_(y).cpu() + 1
 
     def graphs() -> int:
         return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

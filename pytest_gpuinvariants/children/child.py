@@ -16,7 +16,7 @@ from pytest_gpuinvariants.children import processes
 from pytest_gpuinvariants.children.channel import VARIABLE, Armed, Reader
 from pytest_gpuinvariants.events import Allocation, Copy, Event, Synchronization
 from pytest_gpuinvariants.findings import Finding, Tally
-from pytest_gpuinvariants.integrations import multicast, vllm_sync
+from pytest_gpuinvariants.integrations import multicast, torch_repr, vllm_sync
 from pytest_gpuinvariants.integrations.after_import import after_import
 from pytest_gpuinvariants.invariants import no_implicit_sync
 from pytest_gpuinvariants.monitor import Monitor, Region
@@ -52,7 +52,7 @@ class _Written(Tally):
             self._armed = now
             lasting = {one.region for one in now}
             self._counts = {key: count for key, count in self._counts.items() if key[0].region in lasting}
-        armed = next((one for one in reversed(now) if item.kind in one.kinds), None)
+        armed = next((one for one in reversed(now) if item.doubt or item.kind in one.kinds), None)
         if armed is None:
             return
         total = self._counts.get((armed, item), 0) + count
@@ -173,6 +173,7 @@ def prepare() -> None:
 
     with _told(reader):
         open_runtime(*parse_profile(reader.setup.simulate))
+        torch_repr.install()
 
 
 def join() -> None:

@@ -10,20 +10,30 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from pytest_gpuinvariants.integrations.after_import import once_imported
+
 _TEXT = "<values: kernels do not run on a simulated card>"
 _done = False
 
 
 def install() -> None:
-    """Let tensors of a simulated card print what is known of them.  Does nothing until torch is imported."""
+    """Let tensors of a simulated card print what is known of them, from torch's import on."""
     global _done
-    module: Any = sys.modules.get("torch._tensor_str")
-    if module is None or _done:
-        return
+    if not _done:
+        _done = True
+        once_imported("torch", _replace)
+
+
+def _replace() -> None:
+    torch: Any = sys.modules["torch"]
+    module: Any = sys.modules["torch._tensor_str"]
     printed = module._tensor_str
 
     def tensor_str(tensor: Any, indent: int) -> str:
-        return _TEXT if tensor.is_cuda else str(printed(tensor, indent))
+        if not tensor.is_cuda or not tensor.numel():
+            return str(printed(tensor, indent))
+        # On a real card the host waits for the values: code that prints does so here, too.
+        torch.empty((), dtype=torch.uint8, device=tensor.device).item()
+        return _TEXT
 
     module._tensor_str = tensor_str
-    _done = True

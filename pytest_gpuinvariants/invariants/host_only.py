@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from pytest_gpuinvariants.events import Event, Launch
-from pytest_gpuinvariants.findings import Finding, finding
+from pytest_gpuinvariants.findings import Finding, finding, not_simulated
 
 NAME = "host_only"
 
 
 def check(event: Event) -> Finding | None:
     """A launch is a finding.  Recorders leave out those that torch's own libraries make."""
+    if not event.simulated:
+        return not_simulated(event, invariant=NAME)
     if not isinstance(event, Launch):
         return None
     origin = PurePath(event.library).name if event.library.startswith("/") else event.library

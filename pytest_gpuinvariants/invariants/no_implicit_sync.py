@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_gpuinvariants.events import Allocation, ApiCall, Copy, Event, Launch, Memory, Synchronization
-from pytest_gpuinvariants.findings import Finding, finding
+from pytest_gpuinvariants.findings import Finding, finding, not_simulated
 
 NAME = "no_implicit_sync"
 KINDS: dict[str, str] = {
@@ -42,6 +42,9 @@ def check(event: Event, options: Options) -> Finding | None:
     """
     if isinstance(event, Launch):
         return None
+    if not event.simulated:
+        policed = not isinstance(event, Allocation) or "allocation" in options.kinds
+        return not_simulated(event, invariant=NAME) if policed else None
     kind, subject, message = _judge(event)
     if kind not in options.kinds:
         return None

@@ -38,6 +38,7 @@ class EventClass(IntFlag):
     ALLOC = 8
     LAUNCH = 16
     TORCH_LAUNCH = 32
+    NOT_SIMULATED = 64
 
 
 class NativeEvent(ctypes.Structure):
@@ -86,6 +87,7 @@ _PYTHON_FUNCTIONS = (
     "PyObject_GetAttr",
     "PyObject_Vectorcall",
     "PyVectorcall_Call",
+    "PyTuple_Size",
 )
 _PYTHON = (ctypes.c_void_p * len(_PYTHON_FUNCTIONS))(
     *(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _PYTHON_FUNCTIONS)
@@ -149,6 +151,7 @@ def event_of(native: NativeEvent, full_stacks: bool = False) -> Event:
         "device": native.device,
         "capturing": bool(native.capturing),
         "result": native.result,
+        "simulated": not native.event_class & EventClass.NOT_SIMULATED,
     }
     event_class = native.event_class
     if event_class & EventClass.SYNC:
@@ -167,7 +170,7 @@ def event_of(native: NativeEvent, full_stacks: bool = False) -> Event:
         source=source,
         destination=destination,
         blocking=bool(native.blocking),
-        gapped=pageable and torch_copies.is_gapped(destination is Memory.DEVICE),
+        gapped=pageable and torch_copies.is_gapped(),
     )
 
 

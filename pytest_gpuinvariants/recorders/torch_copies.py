@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_gpuinvariants.recorders.frame_layout import has_known_head
 
-_METHODS = ("copy_", "to", "cuda", "cpu")
+_METHODS = ("copy_", "to", "cuda", "cpu", "__setitem__")
 # Of each method: what stands in for it, and what was there, None when it was inherited from C.
 _installed: dict[str, tuple[object, object]] = {}
 _stand_ins: dict[int, tuple[object, object]] = {}
@@ -64,18 +64,11 @@ def remove() -> None:
     _installed.clear()
 
 
-def is_gapped(to_device: bool) -> bool:
-    """Whether the copy under way on this thread has a pinned, non-contiguous host operand.
-
-    Args:
-        to_device: the direction of the copy.
-    """
-    count = _library.gi_operands() if _library is not None else 0
-    if not count:
+def is_gapped() -> bool:
+    """Whether the copy under way on this thread has a pinned, non-contiguous host operand."""
+    if _library is None:
         return False
-    assert _library is not None
-    tensor: Any = _library.gi_operand(ctypes.c_size_t(0))
-    source: Any = _library.gi_operand(ctypes.c_size_t(1)) if to_device and count > 1 else None
-    if hasattr(source, "is_pinned"):
-        tensor = source
-    return not tensor.is_contiguous() and not tensor.is_cuda and bool(tensor.is_pinned())
+    operands: list[Any] = [_library.gi_operand(ctypes.c_size_t(index)) for index in range(_library.gi_operands())]
+    torch = sys.modules["torch"]
+    tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.layout is torch.strided]
+    return any(not one.is_cuda and not one.is_contiguous() and one.is_pinned() for one in tensors)

@@ -159,6 +159,32 @@ def torch_into_pinned(m: Machine) -> Action:
 
 
 @finds("gapped-copy:cudaMemcpyAsync:H2D")
+def torch_gapped_pinned_by_keyword(m: Machine) -> Action:
+    host, device = m.torch.ones(8, 8).pin_memory()[:, ::2], m.torch.empty(8, 4, device="cuda")
+    return lambda: device.copy_(other=host, non_blocking=True)
+
+
+@finds("gapped-copy:cudaMemcpyAsync:H2D", "sync:cudaStreamSynchronize")
+def torch_gapped_pinned_assigned(m: Machine) -> Action:
+    host, device = m.torch.ones(8, 8).pin_memory()[:, ::2], m.torch.empty(8, 4, device="cuda")
+
+    def act() -> None:
+        device[:] = host
+
+    return act
+
+
+@finds("gapped-copy:cudaMemcpyAsync:D2H", "sync:cudaStreamSynchronize")
+def torch_into_gapped_pinned(m: Machine) -> Action:
+    host, device = m.torch.ones(8, 8).pin_memory()[:, ::2], m.torch.empty(8, 4, device="cuda")
+
+    def act() -> None:
+        host[:] = device
+
+    return act
+
+
+@finds("gapped-copy:cudaMemcpyAsync:H2D")
 def torch_gapped_pinned(m: Machine) -> Action:
     host = m.torch.ones(64, 2).pin_memory()[:, 0]
     values = m.torch.ones(64, device="cuda")
@@ -400,6 +426,19 @@ def capture_and_copy_on_the_legacy_stream(m: Machine) -> Action:
     def act() -> None:
         succeeds(m.runtime("cudaStreamBeginCapture", stream, RELAXED))
         assert m.runtime("cudaMemcpyAsync", device, host, SIZE, H2D, 0) != 0
+        m.runtime.end(stream)
+        m.runtime("cudaGetLastError")
+
+    return act
+
+
+@finds("capture-unsafe:cudaMemsetAsync")
+def capture_and_fill_on_the_legacy_stream(m: Machine) -> Action:
+    stream, device = m.runtime.stream(0), m.runtime.device()
+
+    def act() -> None:
+        succeeds(m.runtime("cudaStreamBeginCapture", stream, RELAXED))
+        assert m.runtime("cudaMemsetAsync", device, 0, SIZE, 0) != 0
         m.runtime.end(stream)
         m.runtime("cudaGetLastError")
 

@@ -11,7 +11,7 @@ from pytest_gpuinvariants.events import Launch
 from pytest_gpuinvariants.invariants import host_only, no_implicit_sync
 from pytest_gpuinvariants.monitor import Monitor, Region
 from pytest_gpuinvariants.scopes import Scope
-from tests.conformance.operations import OPERATIONS, Machine, Operation, make_machine
+from tests.conformance.operations import OPERATIONS, Action, Machine, Operation, make_machine
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +40,11 @@ def _regions(every_thread: bool) -> tuple[Region, ...]:
     )
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_verdicts(operation: Operation, machine: Machine, monitor: Monitor, request: pytest.FixtureRequest) -> None:
-    action = operation.prepare(machine)
+def _find(action: Action, machine: Machine, monitor: Monitor, every_thread: bool = False) -> Counter[str]:
     for _ in range(2):  # allocators grow, handles and kernels are loaded
         action()
     machine.torch.cuda.synchronize()
-    regions = _regions(operation.every_thread)
+    regions = _regions(every_thread)
     for region in regions:
         monitor.enter(region)
     try:
@@ -58,6 +56,24 @@ def test_verdicts(operation: Operation, machine: Machine, monitor: Monitor, requ
     for region in regions:
         for finding in region.tally.violations:
             found[f"{finding.kind}:{finding.subject}"] += finding.count
+    return found
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_verdicts(operation: Operation, machine: Machine, monitor: Monitor, request: pytest.FixtureRequest) -> None:
+    found = _find(operation.prepare(machine), machine, monitor, operation.every_thread)
     verdict = ", ".join(sorted(found.elements())) or "clean"
     request.node.user_properties.append(("verdict", verdict))
     assert verdict == (", ".join(sorted(operation.findings)) or "clean")
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2000,), (3, 0)], ids=str)
+@pytest.mark.parametrize("kind", ["float32", "int64", "bool"])
+def test_printing_waits(
+    shape: tuple[int, ...], kind: str, machine: Machine, monitor: Monitor, request: pytest.FixtureRequest
+) -> None:
+    """How often depends on the values, and kernels that would compute them do not run everywhere."""
+    values = machine.torch.zeros(shape, dtype=getattr(machine.torch, kind), device="cuda")
+    found = _find(lambda: str(values), machine, monitor)
+    request.node.user_properties.append(("verdict", ", ".join(f"{count} x {name}" for name, count in found.items())))
+    assert set(found) == ({"sync:cudaStreamSynchronize"} if values.numel() else set())

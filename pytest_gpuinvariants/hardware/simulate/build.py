@@ -24,7 +24,9 @@ __all__ = ["SimulatorBuildError", "SimulatorLibraries", "build", "cache_root", "
 
 SOURCES = Path(__file__).parent / "csrc"
 _SHARED = Path(__file__).parents[2] / "recorders" / "csrc"
-_SHARED_HEADERS = (_SHARED / "native_event.h", _SHARED / "asked_for.h")  # as recorders read them
+_SHARED_HEADERS = tuple(
+    _SHARED / f"{name}.h" for name in ("native_event", "asked_for", "cupti_apis")
+)  # as recorders read them
 _PURPOSE = "the simulated CUDA runtime"
 _CORE = ("memory", "copy", "handles", "stream", "event", "graph", "log", "report", "device", "images")
 _HEADERS = ("cuda.h", "cuda_runtime_api.h", "driver_types.h")

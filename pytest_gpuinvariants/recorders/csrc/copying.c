@@ -26,7 +26,8 @@ static _Thread_local const under_way *innermost;
 
 static void *call(copying_object *self, void *const *arguments, size_t count, void *keywords) {
   const size_t flag = (size_t)1 << (8 * sizeof(size_t) - 1); /* the caller lends the slot before the arguments */
-  under_way here = {arguments, count & ~flag, innermost};
+  size_t named = keywords ? (size_t)python.PyTuple_Size(keywords) : 0; /* their values come after the others */
+  under_way here = {arguments, (count & ~flag) + named, innermost};
   innermost = &here;
   void *result = python.PyObject_Vectorcall(self->original, arguments, count & ~flag, keywords);
   innermost = here.outer;

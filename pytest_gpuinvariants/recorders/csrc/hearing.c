@@ -255,7 +255,7 @@ static void prepare_for_allocator(void) {
 /* A gi_listener for calls that may come from inside the allocator. */
 EXPORT void gi_hear_or_set_aside(const gi_event *event) {
   int waits = !python.PyGILState_Check(); /* else there is nothing to wait for */
-  if (waits && (event->event_class == GI_ALLOC || (event->event_class == GI_SYNC && by_allocator()))) {
+  if (waits && ((event->event_class & GI_ALLOC) || (event->event_class == GI_SYNC && by_allocator()))) {
     set_aside(event);
     return;
   }

@@ -14,7 +14,8 @@ enum {
   GI_COPY_ASYNC = 4,  /* any other copy or fill */
   GI_ALLOC = 8,       /* memory taken from or given back to the driver */
   GI_LAUNCH = 16,     /* a kernel launched by anything but torch's own libraries */
-  GI_TORCH_LAUNCH = 32
+  GI_TORCH_LAUNCH = 32,
+  GI_NOT_SIMULATED = 64 /* with one of these: a call that the simulated runtime answers 'not supported' */
 };
 
 typedef struct {

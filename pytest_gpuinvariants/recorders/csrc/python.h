@@ -28,6 +28,7 @@ typedef struct { /* in the order of recorders/native.py */
   void *(*PyObject_GetAttr)(void *object, void *name);
   void *(*PyObject_Vectorcall)(void *callable, void *const *arguments, size_t count, void *keywords);
   void *(*PyVectorcall_Call)(void *callable, void *arguments, void *keywords);
+  ptrdiff_t (*PyTuple_Size)(void *tuple);
 } python_functions;
 
 extern python_functions python;

@@ -196,16 +196,17 @@ int sim_fill(const char *api, void *destination, size_t pitch, uint32_t value, s
   if (!error) error = check_fill(&fill, at);
   if (!error && !sim_stream_add(stream, &(sim_node){.what = SIM_NODE_FILL, .as.fill = fill})) error = pour(&fill, at);
   sim_release();
+  int refused = sim_capture_error(error);
   /* A fill of host memory is synchronous; one of device memory is not, whatever its name. */
   sim_report(&(sim_event){.api = api,
                           .bytes = element * width * rows,
                           .rows = rows,
                           .stream = (uint64_t)stream_handle,
-                          .event_class = at.kind != SIM_DEVICE && blocking ? SIM_EVENT_COPY_STALL : SIM_EVENT_COPY_ASYNC,
+                          .event_class = refused || (at.kind != SIM_DEVICE && blocking) ? SIM_EVENT_COPY_STALL : SIM_EVENT_COPY_ASYNC,
                           .destination = at.kind,
                           .source = at.kind,
                           .blocking = blocking,
-                          .capturing = capturing || sim_capture_error(error),
+                          .capturing = capturing || refused,
                           .result = error});
   return error;
 }

@@ -19,7 +19,41 @@ static _Thread_local int last_error;
 static char *unsupported[UNSUPPORTED_ROOM];
 static int unsupported_count;
 
+/* What a recorder of a real card tells, and so can not be told here; the last ones lead to any of it. */
+#define POLICED(api, event_class) {#api, event_class},
+#define SYNC(domain, id, api, ...) POLICED(api, SIM_EVENT_SYNC)
+#define ALLOC(domain, id, api, ...) POLICED(api, SIM_EVENT_ALLOC)
+#define LAUNCH(domain, id, api, ...) POLICED(api, SIM_EVENT_LAUNCH)
+#define FILL(domain, id, api, ...) POLICED(api, SIM_EVENT_COPY_STALL)
+#define COPY(domain, id, api, ...) POLICED(api, SIM_EVENT_COPY_STALL)
+#define AREA(domain, id, api, ...) POLICED(api, SIM_EVENT_COPY_STALL)
+#define BATCH(domain, id, api, ...) POLICED(api, SIM_EVENT_COPY_STALL)
+#define BATCH_3D(domain, id, api, ...) POLICED(api, SIM_EVENT_COPY_STALL)
+#define ANY (SIM_EVENT_SYNC | SIM_EVENT_COPY_STALL | SIM_EVENT_ALLOC | SIM_EVENT_LAUNCH)
+static const struct {
+  const char *name; /* without the suffixes of versions and of per-thread streams */
+  int event_class;
+} policed[] = {
+#include "cupti_apis.h"
+    {"cuGetExportTable", ANY}, /* asked for by a CUDA runtime that is linked into a library */
+    {"cudaGetExportTable", ANY},
+    {"cuStreamBeginCapture", ANY}, /* what it would have refused is not refused */
+    {"cuStreamBeginCaptureToGraph", ANY},
+    {"cudaStreamBeginCaptureToGraph", ANY},
+};
+
+static int policed_as(const char *name) {
+  name += strspn(name, "_");
+  size_t length = strcspn(name, "_ ");
+  for (size_t i = 0; i < sizeof policed / sizeof *policed; i++)
+    if (!strncmp(policed[i].name, name, length) && !policed[i].name[length]) return policed[i].event_class;
+  return 0;
+}
+
 int sim_unsupported(const char *name, int error) {
+  int event_class = policed_as(name);
+  if (event_class)
+    sim_report(&(sim_event){.api = name, .result = error, .event_class = event_class | SIM_EVENT_NOT_SIMULATED});
   pthread_mutex_lock(&lock);
   int known = unsupported_count == UNSUPPORTED_ROOM;
   for (int i = 0; i < unsupported_count && !known; i++) known = !strcmp(unsupported[i], name);

@@ -98,7 +98,7 @@ void sim_called_from(const void *address) {
 }
 
 void sim_report(const sim_event *event) {
-  int deferred = in_allocator || event->event_class == SIM_EVENT_ALLOC;
+  int deferred = in_allocator || (event->event_class & SIM_EVENT_ALLOC);
   in_allocator = 0;
   if (deferred && holds_gil && holds_gil()) deferred = 0; /* no need to wait for it */
   if (aside.count && !deferred) sim_deliver();

@@ -38,7 +38,8 @@ enum {
   SIM_EVENT_COPY_ASYNC = GI_COPY_ASYNC,
   SIM_EVENT_ALLOC = GI_ALLOC,
   SIM_EVENT_LAUNCH = GI_LAUNCH,
-  SIM_EVENT_TORCH_LAUNCH = GI_TORCH_LAUNCH
+  SIM_EVENT_TORCH_LAUNCH = GI_TORCH_LAUNCH,
+  SIM_EVENT_NOT_SIMULATED = GI_NOT_SIMULATED
 };
 typedef gi_event sim_event;
 typedef gi_listener sim_listener;
@@ -200,7 +201,7 @@ int sim_last_error(int clear);
 const char *sim_error_name(int error);
 const char *sim_driver_error_name(int error);
 const char *sim_error_text(int error);
-int sim_unsupported(const char *name, int error); /* logs the name, returns the error */
+int sim_unsupported(const char *name, int error); /* logs and reports the name, returns the error */
 int sim_wants(uint32_t event_class);
 void sim_report(const sim_event *event);
 void sim_called_from(const void *return_address); /* before a call that waits */
