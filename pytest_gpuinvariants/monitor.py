@@ -112,7 +112,11 @@ class Monitor:
     def _subscribe(self) -> None:
         regions = [entry for entry in self._entries if isinstance(entry, Region)]
         wanted = frozenset[type[ApiCall]]().union(*(region.wanted for region in regions))
-        if wanted == self._wanted:
+        if wanted and self._wanted:
+            # Nothing is taken back before the last one leaves: to start anew would lose other threads' calls.
+            if not wanted <= self._wanted:
+                self._wanted |= wanted
+                self.recorder.widen(wanted)
             return
         if self._wanted:
             threading.Thread.start = self._start_thread  # type: ignore[method-assign]

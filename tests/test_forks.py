@@ -31,6 +31,9 @@ class Fake:
             raise RecorderUnavailableError(self._refusal)
         self.log.append("start")
 
+    def widen(self, wanted: frozenset[type[ApiCall]]) -> None:
+        self.log.append("widen")
+
     def settle(self) -> None:
         pass
 

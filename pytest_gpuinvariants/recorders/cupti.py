@@ -133,12 +133,12 @@ class CuptiRecorder:
         if self._nothing_to_hear:
             return
         try:
-            library, listener = self._open(), self._hearing.begin(sink, Copy in wanted, from_allocator=True)
+            library, listener = self._open(), self._hearing.begin(sink, from_allocator=True)
         except native_build.NativeBuildError as problem:
             raise RecorderUnavailableError(str(problem)) from problem
+        self._hearing.widen(Copy in wanted)
         name = ctypes.create_string_buffer(_HOLDER_SIZE)
-        classes = int(native.classes_of(wanted))
-        if error := library.gi_cupti_start(listener, classes, name, len(name)):
+        if error := library.gi_cupti_start(listener, int(native.classes_of(wanted)), name, len(name)):
             self._hearing.end()
             if error == _HELD:
                 raise RecorderUnavailableError(f"CUPTI is held by {holder(name.value.decode(errors='replace'))}")
@@ -146,6 +146,12 @@ class CuptiRecorder:
             raise RecorderUnavailableError(
                 f"CUPTI refuses to report calls (error {error}){f': {tool} is in this process' if tool else ''}"
             )
+
+    def widen(self, wanted: frozenset[type[ApiCall]]) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        if self._library is not None and not self._nothing_to_hear:
+            self._hearing.widen(Copy in wanted)
+            self._library.gi_cupti_widen(ctypes.c_uint32(int(native.classes_of(wanted))))
 
     def settle(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""

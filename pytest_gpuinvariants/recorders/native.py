@@ -195,12 +195,11 @@ class Hearing:
         self._counts = (ctypes.c_uint64 * _MOST_NAMED)()
         self._library: ctypes.PyDLL | None = None
 
-    def begin(self, sink: Sink, copies: bool, from_allocator: bool) -> ctypes.c_void_p:
+    def begin(self, sink: Sink, from_allocator: bool) -> ctypes.c_void_p:
         """Hand events to ``sink`` from now on; the result is the listener for the C side.
 
         Args:
             sink: takes the events.
-            copies: copies are among them.
             from_allocator: calls may be told from inside torch's allocator, where Python must not be waited for.
 
         Raises:
@@ -217,10 +216,17 @@ class Hearing:
         )
         self._depend_on(vllm_sync.variable())
         self._sink = sink
-        if copies:
-            torch_copies.install(self._library)
         listener = self._library.gi_hear_or_set_aside if from_allocator else self._library.gi_hear
         return ctypes.cast(listener, ctypes.c_void_p)
+
+    def widen(self, copies: bool) -> None:
+        """Prepare for what may be among the events from now on.
+
+        Args:
+            copies: copies are.
+        """
+        if copies and self._library is not None:
+            torch_copies.install(self._library)
 
     def settle(self) -> None:
         """Count what the C side has only counted, and have every call told anew from now on."""

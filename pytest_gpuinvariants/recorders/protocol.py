@@ -38,6 +38,10 @@ class Recorder(Protocol):
         """
         ...
 
+    def widen(self, wanted: frozenset[type[ApiCall]]) -> None:
+        """Hand over events of these types, too, from now on, and meanwhile lose none of the others."""
+        ...
+
     def settle(self) -> None:
         """Use up what the sink has returned so far: what it depends on has changed."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 from pytest_gpuinvariants.events import ApiCall, Copy
 from pytest_gpuinvariants.hardware.native_build import NativeBuildError
 from pytest_gpuinvariants.hardware.simulate.runtime import SimulatedRuntime
@@ -17,14 +19,23 @@ class SimulatorRecorder:
     def __init__(self, runtime: SimulatedRuntime, full_stacks: bool = False) -> None:
         self._runtime = runtime
         self._hearing = native.Hearing(full_stacks)
+        self._listener = ctypes.c_void_p()
+        self._classes = native.EventClass(0)
 
     def start(self, sink: Sink, wanted: frozenset[type[ApiCall]]) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         try:
-            listener = self._hearing.begin(sink, Copy in wanted, from_allocator=False)
+            self._listener = self._hearing.begin(sink, from_allocator=False)
         except NativeBuildError as error:
             raise RecorderUnavailableError(str(error)) from error
-        self._runtime.attach(listener, int(native.classes_of(wanted)))
+        self._classes = native.EventClass(0)
+        self.widen(wanted)
+
+    def widen(self, wanted: frozenset[type[ApiCall]]) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        self._hearing.widen(Copy in wanted)
+        self._classes |= native.classes_of(wanted)
+        self._runtime.attach(self._listener, int(self._classes))
 
     def settle(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""

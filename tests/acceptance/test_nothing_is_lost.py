@@ -339,3 +339,33 @@ def test_one_object_serves_tasks_at_once(run: Run) -> None:
         """
     )
     result.assert_outcomes(passed=1)
+
+
+def test_a_region_of_other_kinds_takes_no_calls_from_other_threads(run: Run) -> None:
+    result = run(
+        """
+        import threading
+        import torch
+        from pytest_gpuinvariants import no_implicit_sync
+
+        def test_counts():
+            torch.ones(1, device="cuda")
+            made, done = [], threading.Event()
+
+            def work():
+                while not done.is_set():
+                    torch.cuda.synchronize()
+                    made.append(1)
+
+            thread = threading.Thread(target=work)
+            with no_implicit_sync(threads="all", mode="warn", kinds="sync") as outer:
+                thread.start()
+                for _ in range(300):
+                    with no_implicit_sync(kinds="allocation"):
+                        pass
+                done.set()
+                thread.join()
+            assert sum(found.count for found in outer.tally.violations) == len(made) > 0
+        """
+    )
+    result.assert_outcomes(passed=1, warnings=1)

@@ -365,6 +365,13 @@ static int enable_calls(uint32_t classes) {
   return any;
 }
 
+/* Hear these classes, too. */
+EXPORT void gi_cupti_widen(uint32_t classes) {
+  if (!subscriber) return;
+  __atomic_or_fetch(&wanted, classes, __ATOMIC_RELEASE);
+  enable_calls(wanted);
+}
+
 /* Subscribe; CUPTI's result, or NOT_OPEN.  `holder` receives the name of a tool that is in the way. */
 EXPORT int gi_cupti_start(gi_listener hears, uint32_t classes, char *holder, size_t holder_size) {
   if (!cupti.enable) return NOT_OPEN;

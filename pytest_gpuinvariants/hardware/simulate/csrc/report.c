@@ -36,8 +36,10 @@ SIM_EXPORT void sim_listen(sim_listener callback, uint32_t classes) {
   holds_gil = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
   call_soon = (int (*)(int (*)(void *), void *))dlsym(RTLD_DEFAULT, "Py_AddPendingCall");
   sim_deliver(); /* what this thread still has, to the listener that it was meant for */
-  __atomic_store_n(&wanted, 0u, __ATOMIC_RELEASE);
-  __atomic_store_n(&listener, callback, __ATOMIC_RELEASE);
+  if (callback != listener) {
+    __atomic_store_n(&wanted, 0u, __ATOMIC_RELEASE);
+    __atomic_store_n(&listener, callback, __ATOMIC_RELEASE);
+  }
   __atomic_store_n(&wanted, callback ? classes : 0u, __ATOMIC_RELEASE);
 }
 
