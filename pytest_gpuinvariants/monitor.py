@@ -50,6 +50,7 @@ class Monitor:
         self._wanted: frozenset[type[ApiCall]] = frozenset()
         self._broken: BaseException | None = None
         self._start_thread = threading.Thread.start
+        self._stand_in: Callable[[threading.Thread], None] | None = None
 
     def enter(self, entry: Region | Allowance) -> None:
         """Arm a region, or begin an allowance.
@@ -98,9 +99,8 @@ class Monitor:
         self._lock = threading.RLock()
         self._entries = []
         self._broken = None
-        if self._wanted:
-            threading.Thread.start = self._start_thread  # type: ignore[method-assign]
-            self._wanted = frozenset()
+        self._leave_threads()
+        self._wanted = frozenset()
         self.recorder.forget()
 
     def _settle(self) -> None:
@@ -119,7 +119,7 @@ class Monitor:
                 self.recorder.widen(wanted)
             return
         if self._wanted:
-            threading.Thread.start = self._start_thread  # type: ignore[method-assign]
+            self._leave_threads()
             self._wanted = frozenset()
             try:
                 self.recorder.stop()
@@ -129,10 +129,14 @@ class Monitor:
             self.recorder.start(self._receive, wanted)
             self._wanted = wanted
             self._start_thread = threading.Thread.start
-            threading.Thread.start = self._inheriting_start()  # type: ignore[method-assign,assignment]
+            self._stand_in = self._inheriting_start(self._start_thread)
+            threading.Thread.start = self._stand_in  # type: ignore[method-assign,assignment]
 
-    def _inheriting_start(self) -> Callable[[threading.Thread], None]:
-        start = self._start_thread
+    def _leave_threads(self) -> None:
+        if threading.Thread.start is self._stand_in:  # else another tool's, which calls ours: it inherits nothing now
+            threading.Thread.start = self._start_thread  # type: ignore[method-assign]
+
+    def _inheriting_start(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
 
         def inheriting_start(thread: threading.Thread) -> None:
             here = threading.get_native_id()

@@ -187,6 +187,31 @@ def test_what_is_armed_is_forgotten_in_a_process_that_was_forked_off(monitor: Mo
     assert counts(armed, mine) == [0, 1]
 
 
+def test_what_another_tool_makes_of_the_start_of_threads_stays(
+    monitor: Monitor, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.start)  # put back at the end
+    outer, inner = region(), region()
+    monitor.enter(outer)
+    replaced = threading.Thread.start
+
+    def traced(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        replaced(thread)
+
+    threading.Thread.start = traced  # type: ignore[method-assign,assignment]
+    monitor.leave(outer)
+    assert threading.Thread.start is traced
+    monitor.enter(inner)
+    thread = threading.Thread(target=lambda: fake.happen(sync()), name="worker")
+    thread.start()
+    thread.join()
+    monitor.leave(inner)
+    assert threading.Thread.start is traced
+    assert (started, counts(outer, inner)) == (["worker"], [0, 1])
+
+
 def test_a_fork_waits_until_another_thread_has_armed(monitor: Monitor, fake: Fake) -> None:
     begun, may_end = threading.Event(), threading.Event()
     start = fake.start

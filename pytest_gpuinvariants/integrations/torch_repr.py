@@ -21,11 +21,10 @@ def install() -> None:
     global _done
     if not _done:
         _done = True
-        once_imported("torch", _replace)
+        once_imported("torch._tensor_str", _replace)
 
 
 def _replace() -> None:
-    torch: Any = sys.modules["torch"]
     module: Any = sys.modules["torch._tensor_str"]
     printed = module._tensor_str
 
@@ -33,6 +32,7 @@ def _replace() -> None:
         if not tensor.is_cuda or not tensor.numel():
             return str(printed(tensor, indent))
         # On a real card the host waits for the values: code that prints does so here, too.
+        torch: Any = module.torch
         torch.empty((), dtype=torch.uint8, device=tensor.device).item()
         return _TEXT
 
