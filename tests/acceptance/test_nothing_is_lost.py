@@ -369,3 +369,31 @@ def test_a_region_of_other_kinds_takes_no_calls_from_other_threads(run: Run) -> 
         """
     )
     result.assert_outcomes(passed=1, warnings=1)
+
+
+def test_printing_a_tensor_waits_for_its_values(run: Run) -> None:
+    result = run(
+        """
+        import subprocess
+        import sys
+        from pytest_gpuinvariants import no_implicit_sync
+
+        @no_implicit_sync
+        def test_logs():
+            import torch
+            values = torch.ones(3, device="cuda")
+            print(f"values: {values}")
+
+        @no_implicit_sync(children=True)
+        def test_child():
+            code = "import torch; print(torch.ones(3, device='cuda'))"
+            subprocess.run([sys.executable, "-c", code], check=True)
+        """
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "no_implicit_sync: test_it.py:9: cudaStreamSynchronize: *",
+            "no_implicit_sync: <string>:1: cudaStreamSynchronize: *",
+        ]
+    )
