@@ -49,6 +49,16 @@ _VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # else it is compiled first, for a minute and a half
 }
+_ARGUMENTS = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_model_len": 128,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+}
+"""Of vLLM's ``LLM``: no compilation, no graphs, and little memory."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +156,7 @@ def running(runner: Runner, folder: Path, **arguments: Any) -> Iterator[Engine]:
     Args:
         runner: the model runner.
         folder: an empty one, for the model's configuration.
-        arguments: more for vLLM's ``LLM``.
+        arguments: more for vLLM's ``LLM``, or others than this module's.
     """
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     ours, theirs = multiprocessing.Pipe()
@@ -173,17 +183,7 @@ def _serve(pipe: Connection, folder: Path, variables: Mapping[str, str], argumen
     try:
         from vllm import LLM
 
-        engine = LLM(
-            model=str(folder),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            kv_cache_memory_bytes=64 << 20,
-            max_model_len=128,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            **arguments,
-        ).llm_engine
+        engine = LLM(**{**_ARGUMENTS, "model": str(folder), **arguments}).llm_engine
         pipe.send(None)
         for run, (lengths, sampling) in enumerate(iter(pipe.recv, None)):
             pipe.send(_step(engine, run, lengths, sampling))
