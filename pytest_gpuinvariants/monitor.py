@@ -61,8 +61,7 @@ class Monitor:
         if isinstance(entry, Allowance):
             entry.settle = self._settle
         with self._lock:
-            self._entries = [*self._entries, entry]
-            self._settle()
+            self._put([*self._entries, entry])
             try:
                 self._subscribe()
             except BaseException:
@@ -76,8 +75,7 @@ class Monitor:
             RecorderError: the recorder failed meanwhile.
         """
         with self._lock:
-            self._entries = [other for other in self._entries if other is not entry]
-            self._settle()
+            self._put([other for other in self._entries if other is not entry])
             try:
                 self._subscribe()
             except Exception as error:
@@ -102,6 +100,11 @@ class Monitor:
         self._leave_threads()
         self._wanted = frozenset()
         self.recorder.forget()
+
+    def _put(self, entries: list[Region | Allowance]) -> None:
+        self._settle()  # calls that are told late, to what was armed when they were made
+        self._entries = entries
+        self._settle()  # what was judged by that is judged anew
 
     def _settle(self) -> None:
         try:

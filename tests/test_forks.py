@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from pathlib import Path
@@ -33,6 +34,9 @@ class Fake:
 
     def widen(self, wanted: frozenset[type[ApiCall]]) -> None:
         self.log.append("widen")
+
+    def mark_untold(self, byte: ctypes.c_uint8) -> None:
+        pass
 
     def settle(self) -> None:
         pass

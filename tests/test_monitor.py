@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,9 @@ class Fake:
 
     def widen(self, wanted: frozenset[type[ApiCall]]) -> None:
         self.log.append("widen " + " ".join(sorted(kind.__name__ for kind in wanted)))
+
+    def mark_untold(self, byte: ctypes.c_uint8) -> None:
+        pass
 
     def settle(self) -> None:
         pass

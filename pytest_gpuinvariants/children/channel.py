@@ -3,7 +3,8 @@
 ``armed.json`` holds the regions that are armed, and the exemptions in each; ``generation`` a counter
 that children map into memory, so that an event costs them a read of eight bytes; ``<pid>.jsonl`` what
 one child found.  A child that can not write it any more, for a limit on its files or another user's
-rights, still has ``trouble`` in its memory.
+rights, still has ``trouble`` in its memory; ``<pid>.untold``, mapped as well, says that one has made
+calls which it has not told yet.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 VARIABLE = "PYTEST_GPUINVARIANTS_CHANNEL"
 _GENERATION_BYTES = 8
 _FINE = b"\0"
+_UNTOLD = ".untold"
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,20 @@ class Writer:
             file.write(_FINE)
         return trouble
 
+    def untold(self) -> list[int]:
+        """Processes that have made calls which they have not told."""
+        return [int(path.stem) for path in self.folder.glob(f"*{_UNTOLD}") if path.read_bytes() != _FINE]
+
+    def forget_ended(self) -> None:
+        """Take no notice any more of what ended processes have not told."""
+        for pid in self.untold():
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                state = "X"
+            if state in "XZ":
+                (self.folder / f"{pid}{_UNTOLD}").write_bytes(_FINE)
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """What children have written since the last call.  A line that is not finished yet is left for the next."""
         for path in sorted(self.folder.glob("*.jsonl")):
@@ -135,6 +151,14 @@ class Reader:
             )
             self._seen = generation  # last: another thread that sees it takes what goes with it
         return self._armed
+
+    def untold(self) -> mmap.mmap:
+        """A byte of this process, which is to be 1 while it has made calls that it has not told."""
+        path = self._folder / f"{os.getpid()}{_UNTOLD}"
+        with self._telling_of_trouble():
+            path.write_bytes(_FINE)
+            with open(path, "r+b") as file:
+                return mmap.mmap(file.fileno(), len(_FINE))
 
     def tell_unpoliced(self, problem: str) -> None:
         """Let the parent know that a process goes unpoliced, so that what is armed now is not verified."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import os
 import sys
@@ -112,6 +113,7 @@ def police(monitor: Monitor, reader: Reader) -> None:
         no_implicit_sync.NAME, wanted, _Rule(reader), Scope(every_thread=True), _Written(reader), pure=False
     )
     monitor.enter(region)
+    monitor.recorder.mark_untold(ctypes.c_uint8.from_buffer(reader.untold()))
     reader.write(joined=True)
 
 

@@ -151,6 +151,8 @@ class Children:
         assert self._writer is not None
         region = next(self._ids)
         with self._lock:
+            if not self._left:
+                self._writer.forget_ended()
             self._left[region] = _Left()
             self._writer.arm(Armed(region, tuple(sorted(options.kinds)), options.pageable_threshold))
         return region
@@ -159,6 +161,10 @@ class Children:
         """Disarm a region; what children found in it."""
         assert self._writer is not None
         with self._lock:
+            untold = self._writer.untold()
+            if untold:
+                time.sleep(_SECOND_LOOK_S)  # a thread may be about to tell, and what it tells is of this region
+                untold = [pid for pid in self._writer.untold() if pid in untold]
             self._writer.disarm(region)
             self._collect()
             left = self._left.pop(region)
@@ -169,6 +175,7 @@ class Children:
                 *trouble,
                 *self._unarmed,
                 *(error for armed, error in self._errors if region in armed),
+                *(f"process {pid}: it has not told what its native threads have called" for pid in untold),
                 *self._silent(),
             ]
         return Report(left.findings(), tuple(dict.fromkeys(errors)))

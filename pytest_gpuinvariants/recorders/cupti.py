@@ -153,6 +153,10 @@ class CuptiRecorder:
             self._hearing.widen(Copy in wanted)
             self._library.gi_cupti_widen(ctypes.c_uint32(int(native.classes_of(wanted))))
 
+    def mark_untold(self, byte: ctypes.c_uint8) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        self._hearing.mark_untold(byte)
+
     def settle(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         self._hearing.settle()

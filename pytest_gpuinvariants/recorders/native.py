@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from contextvars import ContextVar
 from enum import IntEnum, IntFlag
 from pathlib import Path
@@ -12,7 +13,17 @@ from typing import Any
 
 from _pytest.python import pytest_pyfunc_call
 
-from pytest_gpuinvariants.events import Allocation, ApiCall, Copy, Event, Launch, Memory, Synchronization
+from pytest_gpuinvariants.events import (
+    Allocation,
+    ApiCall,
+    Copy,
+    Event,
+    Launch,
+    Memory,
+    Stack,
+    Synchronization,
+    Thread,
+)
 from pytest_gpuinvariants.hardware import native_build
 from pytest_gpuinvariants.integrations import vllm_sync
 from pytest_gpuinvariants.recorders import frame_layout, stacks, torch_copies
@@ -63,11 +74,16 @@ class NativeEvent(ctypes.Structure):
 
 
 _SOURCES = Path(__file__).parent / "csrc"
+_C_FILES = ("hearing.c", "native_threads.c", "frames.c", "copying.c")
 _MOST_NAMED = 4096  # as in hearing.c
+_MOST_NATIVE = 1024  # as in native_threads.c
+_NATIVE_THREAD = "native"
 _PYTHON_FUNCTIONS = (
+    "Py_IsInitialized",
     "PyGILState_Check",
     "PyGILState_Ensure",
     "PyGILState_Release",
+    "PyGILState_GetThisThreadState",
     "PyThreadState_Get",
     "PyEval_GetFrame",
     "PyFrame_GetBack",
@@ -141,12 +157,12 @@ def classes_of(wanted: frozenset[type[ApiCall]]) -> EventClass:
     return classes
 
 
-def event_of(native: NativeEvent, full_stacks: bool = False) -> Event:
-    """The event that a native call is; asked for on the calling thread, while the call is under way."""
+def event_of(native: NativeEvent, thread: Thread, stack: Stack) -> Event:
+    """The event that a native call is."""
     call: dict[str, Any] = {
         "api": native.api.decode(),
-        "thread": stacks.current_thread(native.thread),
-        "stack": stacks.capture(full_stacks),
+        "thread": thread,
+        "stack": stack,
         "stream": native.stream,
         "device": native.device,
         "capturing": bool(native.capturing),
@@ -170,7 +186,7 @@ def event_of(native: NativeEvent, full_stacks: bool = False) -> Event:
         source=source,
         destination=destination,
         blocking=bool(native.blocking),
-        gapped=pageable and torch_copies.is_gapped(),
+        gapped=pageable and bool(stack) and torch_copies.is_gapped(),
     )
 
 
@@ -191,6 +207,9 @@ class Hearing:
         self._codes: dict[int, CodeType] = {}
         self._variable: ContextVar[int] | None = None
         self._bound = self._receive
+        self._bound_native = self._tell_native_calls
+        self._mark: ctypes.c_uint8 | None = None
+        self._telling = threading.RLock()  # a signal's handler may come in between
         self._keys = (ctypes.c_uint64 * _MOST_NAMED)()
         self._counts = (ctypes.c_uint64 * _MOST_NAMED)()
         self._library: ctypes.PyDLL | None = None
@@ -207,14 +226,17 @@ class Hearing:
         """
         if self._library is None:
             # Its functions run under Python's lock.
-            self._library = ctypes.PyDLL(str(build("hearing", ("hearing.c", "frames.c", "copying.c"))))
+            self._library = ctypes.PyDLL(str(build("hearing", _C_FILES)))
             self._library.gi_take_counts.restype = ctypes.c_size_t
+            self._library.gi_native_calls.restype = self._library.gi_take_native_calls.restype = ctypes.c_size_t
         self._library.gi_hearing_open(ctypes.byref(_PYTHON), ctypes.py_object(self._bound))
+        self._library.gi_native_threads_open(ctypes.py_object(self._bound_native))
         frames = frame_layout.layout()
         self._library.gi_frames_open(
             ctypes.c_void_p(id(pytest_pyfunc_call.__code__)), None if frames is None else ctypes.byref(frames)
         )
         self._depend_on(vllm_sync.variable())
+        self._take_native_calls()  # of a thread that was in the middle of one as the last region ended
         self._sink = sink
         listener = self._library.gi_hear_or_set_aside if from_allocator else self._library.gi_hear
         return ctypes.cast(listener, ctypes.c_void_p)
@@ -233,6 +255,7 @@ class Hearing:
         if self._library is None:
             return
         self._library.gi_tell_aside()  # what this thread has not told yet
+        self._tell_native_calls()
         named, self._named = self._named, {}
         taken = self._library.gi_take_counts(self._keys, self._counts)
         self._codes.clear()
@@ -240,6 +263,16 @@ class Hearing:
             key = self._keys[index]
             again = named.get(key) or self._named[key]  # another thread may have named it just now
             again(self._counts[index])
+
+    def mark_untold(self, byte: ctypes.c_uint8) -> None:
+        """Let a byte be 1 while there are calls that this process would take with it if it died now.
+
+        Args:
+            byte: must stay where it is, until another one takes its place.
+        """
+        self._mark = byte
+        if self._library is not None:
+            self._library.gi_native_threads_mark(ctypes.byref(byte))
 
     def end_thread(self) -> None:
         """Hand over what is left of the calling thread's calls."""
@@ -268,6 +301,8 @@ class Hearing:
         """End in a process that was forked off: what was not handed over yet is the parent's to hand over."""
         if self._library is not None:
             self._library.gi_drop_aside()
+            self._library.gi_drop_native_calls()
+            self._telling = threading.RLock()
             self._library.gi_take_counts(self._keys, self._counts)
         self._named = {}
         self._failure = None
@@ -279,6 +314,30 @@ class Hearing:
             self._library.gi_depend_on(None if variable is None else ctypes.py_object(variable))
             self._variable = variable
 
+    def _tell_native_calls(self) -> None:
+        """Tell the calls of threads that Python does not know.  Returns when they are told, by whichever thread."""
+        with self._telling:
+            if self._library is None or (sink := self._sink) is None:
+                return
+            for native, count in self._take_native_calls():
+                event = event_of(native, Thread(native.thread, _NATIVE_THREAD), ())
+                if (again := sink(event)) is not None:
+                    again(count - 1)
+                    continue
+                for _ in range(count - 1):
+                    sink(event)
+            self._library.gi_native_calls_told()
+
+    def _take_native_calls(self) -> list[tuple[NativeEvent, int]]:
+        library = self._library
+        if library is None or not library.gi_native_calls():
+            return []
+        events, counts, missed = (NativeEvent * _MOST_NATIVE)(), (ctypes.c_uint64 * _MOST_NATIVE)(), ctypes.c_uint64()
+        taken = library.gi_take_native_calls(events, counts, ctypes.byref(missed))
+        if missed.value:
+            self._failure = RuntimeError(f"{missed.value} calls of native threads were too many to keep apart")
+        return list(zip(events[:taken], counts[:taken], strict=True))
+
     def _receive(self, key: int, address: int) -> None:
         try:
             sink = self._sink
@@ -288,7 +347,8 @@ class Hearing:
             self._failure = error
 
     def _tell(self, sink: Sink, key: int, native: NativeEvent, frame: FrameType | None) -> None:
-        again = sink(event_of(native, self._full_stacks))
+        # On the calling thread, while the call is under way.
+        again = sink(event_of(native, stacks.current_thread(native.thread), stacks.capture(self._full_stacks)))
         if again is None:
             return
         if len(self._named) >= _MOST_NAMED:

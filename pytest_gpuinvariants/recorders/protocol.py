@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,7 +22,8 @@ class Recorder(Protocol):
     """A source of events.
 
     ``start`` may be called again after ``stop``; between them the sink is called on the thread that
-    made the call, while that call is under way.  A recorder subscribes as late and leaves as early
+    made the call, while that call is under way; of a thread that Python does not know, later, and
+    at the latest by ``settle``.  A recorder subscribes as late and leaves as early
     as it can, and costs nothing while it is stopped.
     """
 
@@ -40,6 +42,10 @@ class Recorder(Protocol):
 
     def widen(self, wanted: frozenset[type[ApiCall]]) -> None:
         """Hand over events of these types, too, from now on, and meanwhile lose none of the others."""
+        ...
+
+    def mark_untold(self, byte: ctypes.c_uint8) -> None:
+        """Let a byte be 1 while calls have happened that are not handed over yet, from ``start`` to ``forget``."""
         ...
 
     def settle(self) -> None:

@@ -37,6 +37,10 @@ class SimulatorRecorder:
         self._classes |= native.classes_of(wanted)
         self._runtime.attach(self._listener, int(self._classes))
 
+    def mark_untold(self, byte: ctypes.c_uint8) -> None:
+        """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
+        self._hearing.mark_untold(byte)
+
     def settle(self) -> None:
         """See :class:`~pytest_gpuinvariants.recorders.protocol.Recorder`."""
         self._hearing.settle()

@@ -390,6 +390,12 @@ def runtime_host_register(m: Machine) -> Action:
     return act
 
 
+@finds("sync:cudaDeviceSynchronize", every_thread=True)
+def extension_waits_in_a_thread_and_keeps_the_gil(m: Machine) -> Action:
+    extension = ctypes.PyDLL(m.extension.library._name)
+    return lambda: succeeds(extension.wait_in_a_thread())
+
+
 # ---- capture --------------------------------------------------------------------------------------------
 
 

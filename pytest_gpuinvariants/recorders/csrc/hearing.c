@@ -19,6 +19,7 @@
 #include "asked_for.h"
 #include "frames.h"
 #include "native_event.h"
+#include "native_threads.h"
 #include "python.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -119,7 +120,9 @@ static int count_if_named(uint64_t key) {
 EXPORT void gi_hear(const gi_event *event) {
   /* The place on the native stack tells the ways apart by which one line of Python reaches one call: torch
    * copies a tensor with gaps deeper down than another. */
-  uint64_t key = mixed(key_of_call(event), (uint64_t)(uintptr_t)__builtin_frame_address(0));
+  uint64_t key = key_of_call(event);
+  if (native_thread_keeps(event, key)) return;
+  key = mixed(key, (uint64_t)(uintptr_t)__builtin_frame_address(0));
   int gil = python.PyGILState_Ensure();
   key = key_of_place(key);
   key += !key;
@@ -254,7 +257,7 @@ static void prepare_for_allocator(void) {
 
 /* A gi_listener for calls that may come from inside the allocator. */
 EXPORT void gi_hear_or_set_aside(const gi_event *event) {
-  int waits = !python.PyGILState_Check(); /* else there is nothing to wait for */
+  int waits = !python.PyGILState_Check() && python.PyGILState_GetThisThreadState(); /* else there is nothing to wait for */
   if (waits && ((event->event_class & GI_ALLOC) || (event->event_class == GI_SYNC && by_allocator()))) {
     set_aside(event);
     return;

@@ -6,9 +6,11 @@
 #include <stddef.h>
 
 typedef struct { /* in the order of recorders/native.py */
+  int (*Py_IsInitialized)(void);
   int (*PyGILState_Check)(void);
   int (*PyGILState_Ensure)(void);
   void (*PyGILState_Release)(int state);
+  void *(*PyGILState_GetThisThreadState)(void); /* NULL on a thread that Python does not know */
   void *(*PyThreadState_Get)(void);
   void *(*PyEval_GetFrame)(void); /* borrowed; NULL on a thread that Python did not start */
   void *(*PyFrame_GetBack)(void *frame);
