@@ -25,10 +25,10 @@ CALLS = """
     runtime = ctypes.CDLL("libcudart.so.13")
 
     def copy():
-        assert driver.cuMemcpy2D_v2(None) == 801
+        assert driver.cuMemcpyHtoA_v2(None) == 801
 
     @no_implicit_sync
-    @pytest.mark.parametrize("name", ["cuMemcpy2D_v2", "cuCtxSynchronize_v2", "cuStreamBeginCapture_v2"])
+    @pytest.mark.parametrize("name", ["cuMemcpyHtoA_v2", "cuGetExportTable", "cuStreamBeginCaptureToGraph"])
     def test_ignored(name):
         getattr(driver, name)(None, None)
 
@@ -81,7 +81,7 @@ CALLS = """
 
     @no_implicit_sync(children=True)
     def test_child():
-        code = "import ctypes, torch; ctypes.CDLL('libcuda.so.1').cuMemcpy2D_v2(None)"
+        code = "import ctypes, torch; ctypes.CDLL('libcuda.so.1').cuMemcpyHtoA_v2(None)"
         subprocess.run([sys.executable, "-c", code], check=True)
 
     @no_implicit_sync
@@ -105,25 +105,25 @@ def test_an_unknown_call_leaves_nothing_verified(run: Run) -> None:
             "no_implicit_sync: test_it.py:23: cudaDeviceSynchronize: *",
             "4 verified on simulated H100",
             "9 not verified:",
-            f"  3: test_it.py:13: cuMemcpy2D_v2 {UNKNOWN}",
+            f"  3: test_it.py:13: cuMemcpyHtoA_v2 {UNKNOWN}",
             "allowed: 1 call: an old copy",
         ]
     )
     result.stdout.fnmatch_lines_random(
         [
-            f"SKIPPED * test_it.py:15: not verified: test_it.py:18: cuMemcpy2D_v2 {UNKNOWN}",
-            f"SKIPPED * test_it.py:15: not verified: test_it.py:18: cuCtxSynchronize_v2 {UNKNOWN}",
-            f"SKIPPED * test_it.py:15: not verified: test_it.py:18: cuStreamBeginCapture_v2 {UNKNOWN}",
+            f"SKIPPED * test_it.py:15: not verified: test_it.py:18: cuMemcpyHtoA_v2 {UNKNOWN}",
+            f"SKIPPED * test_it.py:15: not verified: test_it.py:18: cuGetExportTable {UNKNOWN}",
+            f"SKIPPED * test_it.py:15: not verified: test_it.py:18: cuStreamBeginCaptureToGraph {UNKNOWN}",
             f"SKIPPED * test_it.py:53: not verified: test_it.py:55: cudaMallocManaged {UNKNOWN}",
             f"SKIPPED * test_it.py:57: not verified: test_it.py:59: cuGetExportTable {UNKNOWN}",
-            f"SKIPPED * test_it.py:61: not verified: test_it.py:13: cuMemcpy2D_v2 {UNKNOWN}",
-            f"SKIPPED * test_it.py:67: not verified: <string>:1: cuMemcpy2D_v2 {UNKNOWN} in python (pid *)",
+            f"SKIPPED * test_it.py:61: not verified: test_it.py:13: cuMemcpyHtoA_v2 {UNKNOWN}",
+            f"SKIPPED * test_it.py:67: not verified: <string>:1: cuMemcpyHtoA_v2 {UNKNOWN} in python (pid *)",
         ]
     )
 
 
 def test_many_places_are_named_in_part(run: Run) -> None:
-    lines = "\n            ".join(["driver.cuMemcpy2D_v2(None)"] * 300)
+    lines = "\n            ".join(["driver.cuMemcpyHtoA_v2(None)"] * 300)
     result = run(
         f"""
         import ctypes
@@ -139,7 +139,7 @@ def test_many_places_are_named_in_part(run: Run) -> None:
         *SIMULATED,
     )
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*; test_it.py:13: cuMemcpy2D_v2 * seen; and at more places"])
+    result.stdout.fnmatch_lines(["SKIPPED*; test_it.py:13: cuMemcpyHtoA_v2 * seen; and at more places"])
 
 
 def test_a_library_with_a_cuda_runtime_of_its_own(run: Run, pytester: pytest.Pytester) -> None:

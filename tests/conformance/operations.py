@@ -21,6 +21,7 @@ from tests.simulate.cuda import D2D, D2H, DEFAULT, GLOBAL, H2D, RELAXED, Cuda, p
 Action = Callable[[], object]
 SIZE = 4096
 REFUSED = 900
+HOST, DEVICE, UNIFIED = 1, 2, 4  # CUmemorytype
 # PTX is compiled by the driver, so that no compiler is needed.
 KERNEL = b".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry nothing()\n{\n  ret;\n}\n\0"
 _kept: list[object] = []
@@ -337,6 +338,27 @@ def runtime_peer_on_one_device(m: Machine) -> Action:
 
 
 @finds()
+def runtime_3d_peer_on_one_device(m: Machine) -> Action:
+    source, to = m.runtime.device(), m.runtime.device()
+    area = structure(0, 0, 0, 0, source, 16, 16, 4, 0, 0, 0, 0, 0, to, 16, 16, 4, 0, 16, 4, 2)
+    return lambda: succeeds(m.runtime("cudaMemcpy3DPeer", area))
+
+
+class _Pitched(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("ptr", "pitch", "xsize", "ysize")]
+
+
+class _Extent(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("width", "height", "depth")]
+
+
+@finds()
+def runtime_3d_memset_on_the_device(m: Machine) -> Action:
+    area = _Pitched(m.runtime.device(), 64, 64, 4)
+    return lambda: succeeds(m.runtime("cudaMemset3D", area, 0, _Extent(16, 4, 2)))
+
+
+@finds()
 def runtime_memset_on_the_device(m: Machine) -> Action:
     device = m.runtime.device()
     return lambda: succeeds(m.runtime("cudaMemset", device, 0, SIZE))
@@ -451,6 +473,20 @@ def capture_and_fill_on_the_legacy_stream(m: Machine) -> Action:
     return act
 
 
+@finds("capture-unsafe:cudaMemcpyBatchAsync")
+def capture_and_copy_a_batch(m: Machine) -> Action:
+    stream, to, of = m.runtime.stream(), structure(m.runtime.device()), structure(m.runtime.pinned())
+    sizes, attributes, first = structure(SIZE), structure(1, 0, 0), structure(0)
+
+    def act() -> None:
+        succeeds(m.runtime("cudaStreamBeginCapture", stream, RELAXED))
+        assert m.runtime("cudaMemcpyBatchAsync", to, of, sizes, 1, attributes, first, 1, stream) == REFUSED
+        m.runtime.end(stream)
+        m.runtime("cudaGetLastError")
+
+    return act
+
+
 @finds()
 def capture_a_pinned_copy(m: Machine) -> Action:
     stream, device, host = m.runtime.stream(), m.runtime.device(), m.runtime.pinned()
@@ -472,6 +508,47 @@ def capture_a_pinned_copy(m: Machine) -> Action:
 def driver_async_pageable(m: Machine) -> Action:
     device, host, stream = m.runtime.device(), pageable(), m.runtime.stream()
     return lambda: succeeds(m.driver("cuMemcpyHtoDAsync_v2", device, host, SIZE, stream))
+
+
+@finds("pageable-copy:cuMemcpyHtoDAsync:H2D")
+def driver_async_on_the_per_thread_stream(m: Machine) -> Action:
+    device, host = m.runtime.device(), pageable()
+    return lambda: succeeds(m.driver("cuMemcpyHtoDAsync_v2_ptsz", device, host, SIZE, 0))
+
+
+@finds("blocking-copy:cuMemcpy2D:H2D")
+def driver_2d_pageable(m: Machine) -> Action:
+    device, host = m.runtime.device(), pageable()
+    area = structure(0, 0, HOST, host, 0, 0, 32, 0, 0, DEVICE, 0, device, 0, 64, 16, 4)
+    return lambda: succeeds(m.driver("cuMemcpy2D_v2", area))
+
+
+@finds("pageable-copy:cuMemcpy2DAsync:D2H")
+def driver_2d_async_into_pageable(m: Machine) -> Action:
+    device, host, stream = m.runtime.device(), pageable(), m.runtime.stream()
+    area = structure(0, 0, DEVICE, 0, device, 0, 64, 0, 0, HOST, host, 0, 0, 32, 16, 4)
+    return lambda: succeeds(m.driver("cuMemcpy2DAsync_v2", area, stream))
+
+
+@finds("blocking-copy:cuMemcpy3D:H2D")
+def driver_3d_pinned_by_unified_addresses(m: Machine) -> Action:
+    device, host = m.runtime.device(), m.runtime.pinned()
+    source = (0, 0, 0, 0, UNIFIED, 0, host, 0, 0, 16, 4)
+    area = structure(*source, 0, 0, 0, 0, UNIFIED, 0, device, 0, 0, 16, 4, 16, 4, 2)
+    return lambda: succeeds(m.driver("cuMemcpy3D_v2", area))
+
+
+@finds()
+def driver_peer_on_one_device(m: Machine) -> Action:
+    device, other, stream = m.runtime.device(), m.runtime.device(), m.runtime.stream()
+    context = m.driver.take("cuCtxGetCurrent")
+    return lambda: succeeds(m.driver("cuMemcpyPeerAsync", device, context, other, context, SIZE, stream))
+
+
+@finds()
+def driver_memset_on_the_device(m: Machine) -> Action:
+    device, stream = m.runtime.device(), m.runtime.stream()
+    return lambda: succeeds(m.driver("cuMemsetD16Async", device, 1, SIZE, stream))
 
 
 @finds("blocking-copy:cuMemcpyDtoH:D2H")

@@ -70,6 +70,13 @@ def pageable(size: int = BIG, fill: bytes = b"\0") -> int:
     return ctypes.addressof(buffer)
 
 
+def counting(size: int) -> int:
+    """The address of ordinary host memory whose bytes differ from their neighbours."""
+    address = pageable(size)
+    ctypes.memmove(address, bytes(i % 251 for i in range(size)), size)
+    return address
+
+
 def keep(value: object) -> None:
     """Keep an object alive that C code has the address of."""
     _keep.append(value)

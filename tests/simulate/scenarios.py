@@ -26,6 +26,7 @@ from tests.simulate import (
     capture_scenarios,
     memory_scenarios,
     simulated_calls,
+    simulated_copies,
     simulated_faces,
     simulated_memory,
     simulated_streams,
@@ -36,7 +37,7 @@ from tests.simulate.cuda import Answer, Cuda, Scenario, Simulated
 Run = Callable[[], Answer]
 _TIMEOUT_S = 60
 _MODULES = (memory_scenarios, stream_scenarios, capture_scenarios)
-_SIMULATED = (simulated_memory, simulated_streams, simulated_calls, simulated_faces)
+_SIMULATED = (simulated_memory, simulated_copies, simulated_streams, simulated_calls, simulated_faces)
 
 
 def _on_simulator(scenario: Simulated, profile: str) -> Answer:

@@ -11,15 +11,9 @@ import threading
 import time
 
 from pytest_gpuinvariants.hardware.simulate.runtime import SimulatedRuntime
-from tests.simulate.cuda import D2H, DEFAULT, H2D, Answer, Simulated, faces, pageable, text
+from tests.simulate.cuda import D2H, DEFAULT, H2D, Answer, Simulated, counting, faces, pageable, text
 
 _GIB = 1 << 30
-
-
-def _counting(size: int) -> int:
-    address = pageable(size)
-    ctypes.memmove(address, bytes(i % 251 for i in range(size)), size)
-    return address
 
 
 def memory_limit(runtime: SimulatedRuntime) -> Answer:
@@ -63,7 +57,7 @@ def registered_memory_unmapped(runtime: SimulatedRuntime) -> Answer:
 def interior_pointers(runtime: SimulatedRuntime) -> Answer:
     """A copy through the middle of a registered range and of a device allocation, direction left to CUDA."""
     cuda, _, _ = faces(runtime)
-    device, host, back = cuda.device(4096), _counting(1 << 14), pageable(64)
+    device, host, back = cuda.device(4096), counting(1 << 14), pageable(64)
     page = (host + 4095) & ~4095
     cuda("cudaHostRegister", page, 8192, 0)
     return [
@@ -77,7 +71,7 @@ def interior_pointers(runtime: SimulatedRuntime) -> Answer:
 
 def copies_in_three_dimensions(runtime: SimulatedRuntime) -> Answer:
     cuda, _, _ = faces(runtime)
-    device, host, back = cuda.device(4096), _counting(4096), pageable(4096)
+    device, host, back = cuda.device(4096), counting(4096), pageable(4096)
     # struct cudaMemcpy3DParms as 20 words: array, position, pitched pointer, twice; extent; kind.
     up = (ctypes.c_size_t * 20)(0, 2, 1, 0, host, 16, 16, 8, 0, 0, 0, 0, device, 32, 32, 4, 5, 3, 2, H2D)
     down = (ctypes.c_size_t * 20)(0, 0, 0, 0, device, 32, 32, 4, 0, 0, 0, 0, back, 8, 8, 3, 5, 3, 2, D2H)
@@ -96,7 +90,7 @@ def copies_in_three_dimensions(runtime: SimulatedRuntime) -> Answer:
 
 def batch_copies(runtime: SimulatedRuntime) -> Answer:
     cuda, _, _ = faces(runtime)
-    device, host, stream = cuda.device(256), _counting(256), cuda.stream()
+    device, host, stream = cuda.device(256), counting(256), cuda.stream()
     back = pageable(64)
     to = (ctypes.c_size_t * 2)(device, device + 100)
     source = (ctypes.c_size_t * 2)(host + 50, host)

@@ -232,9 +232,10 @@ def _compile(folder: Path, headers: Path, compiler: list[str], major: int) -> No
         _stubs(_declared(headers / "cuda_runtime_api.h", "CUDARTAPI", "cuda"), _NOT_SUPPORTED, "sim_fail")
     )
     (folder / "runtime.map").write_text(f"{runtime} {{ global: cuda*; __cuda*; local: *; }};\n")
-    face(runtime, [*sources("runtime", "runtime_streams"), "runtime_stubs.c"], "-Wl,--version-script=runtime.map")
+    inputs = [*sources("runtime", "runtime_copies", "runtime_streams"), "runtime_stubs.c"]
+    face(runtime, inputs, "-Wl,--version-script=runtime.map")
     (folder / "driver_stubs.c").write_text(_stubs(_declared(headers / "cuda.h", "CUDAAPI", "cu"), _NOT_SUPPORTED))
-    face("libcuda.so.1", [*sources("driver"), "driver_stubs.c"])
+    face("libcuda.so.1", [*sources("driver", "driver_copies"), "driver_stubs.c"])
     (folder / "nvml_stubs.c").write_text(_stubs(set(_NVML_NAMES.read_text().split()), _NVML_NOT_SUPPORTED))
     face("libnvidia-ml.so.1", [*sources("nvml"), "nvml_stubs.c"])
     if cublas := _cublas_headers(headers):

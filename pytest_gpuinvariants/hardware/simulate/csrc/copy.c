@@ -114,6 +114,7 @@ int sim_run_copy(const sim_copy *copy) {
   if (!stream) return error;
   if (!copy->bytes || !copy->rows || !copy->slices) return error;
 
+  if (!error && copy->uncapturable) error = sim_capture_refuse(stream);
   int capturing = sim_stream_status(stream);
   sim_hold();
   place to = place_of(copy->destination), from = place_of(copy->source);
@@ -147,20 +148,74 @@ int sim_copy_linear(const char *api, void *destination, const void *source, size
   return sim_run_copy(&copy);
 }
 
+/* ---- batches -------------------------------------------------------------------------------------- */
+
+static int check_batch(const void *copies, size_t count, const void *stream, size_t *failed) {
+  if (failed) *failed = SIZE_MAX; /* none of its copies */
+  return !copies || !count || (uintptr_t)stream <= 1 ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+/* One copy of a batch: a capture refuses the whole, which is told once, as the first of them. */
+static int run_in_batch(const sim_copy *copy, size_t index, size_t *failed) {
+  int error = sim_run_copy(copy);
+  if (error && !sim_capture_error(error) && failed) *failed = index;
+  return error;
+}
+
+int sim_copy_batch(const char *api, void *const *to, const void *const *from, const size_t *sizes, size_t count,
+                   size_t *failed, void *stream) {
+  int error = check_batch(to, count, stream, failed);
+  if (!from || !sizes) error = cudaErrorInvalidValue;
+  for (size_t i = 0; i < count && !error; i++) {
+    sim_copy copy = {.api = api, .destination = to[i], .source = from[i], .bytes = sizes[i], .rows = 1, .slices = 1,
+                     .direction = cudaMemcpyDefault, .uncapturable = 1, .stream = stream};
+    error = run_in_batch(&copy, i, failed);
+  }
+  return error;
+}
+
+int sim_copy_batch_3d(const char *api, const char *of_array, size_t count, const sim_operation *operations,
+                      unsigned long long flags, size_t *failed, void *stream) {
+  enum { POINTER = 1, ARRAY = 2 };
+  int error = check_batch(operations, count, stream, failed);
+  if (flags) error = cudaErrorInvalidValue;
+  for (size_t i = 0; i < count && !error; i++) {
+    const sim_operation *is = &operations[i];
+    const sim_operand *to = &is->destination, *from = &is->source;
+    if (to->type == ARRAY || from->type == ARRAY) return sim_unsupported(of_array, cudaErrorNotSupported);
+    if (to->type != POINTER || from->type != POINTER) return cudaErrorInvalidValue;
+    if (!is->width || !is->height || !is->depth) return cudaErrorInvalidValue;
+    size_t to_row = to->row ? to->row : is->width, from_row = from->row ? from->row : is->width;
+    size_t to_layer = to->layer ? to->layer : is->height, from_layer = from->layer ? from->layer : is->height;
+    if (to_row < is->width || from_row < is->width || to_layer < is->height || from_layer < is->height)
+      return cudaErrorInvalidValue;
+    sim_copy copy = {.api = api, .destination = to->pointer, .source = from->pointer,
+                     .bytes = is->width, .rows = is->height, .slices = is->depth,
+                     .destination_pitch = to_row, .destination_slice = to_row * to_layer,
+                     .source_pitch = from_row, .source_slice = from_row * from_layer,
+                     .direction = cudaMemcpyDefault, .uncapturable = 1, .stream = stream};
+    error = run_in_batch(&copy, i, failed);
+  }
+  return error;
+}
+
 /* ---- fills ---------------------------------------------------------------------------------------- */
 
 static int check_fill(const sim_filling *fill, place at) {
   size_t row;
   if (__builtin_mul_overflow(fill->element, fill->width, &row)) return cudaErrorInvalidValue;
   if (at.kind == SIM_PAGEABLE || (uintptr_t)fill->destination % fill->element) return cudaErrorInvalidValue;
-  return check_operand(fill->destination, reach(row, fill->rows, fill->pitch, 1, 0), at);
+  int pitched = fill->rows > 1 || fill->slices > 1; /* else the pitch is not used */
+  if (pitched && (fill->pitch < row || fill->pitch % fill->element)) return cudaErrorInvalidValue;
+  return check_operand(fill->destination, reach(row, fill->rows, fill->pitch, fill->slices, fill->slice), at);
 }
 
 static int pour(const sim_filling *fill, place at) {
   char pattern[4096];
   for (size_t i = 0; i < sizeof pattern; i += fill->element) memcpy(pattern + i, &fill->value, fill->element);
-  for (size_t row = 0; row < fill->rows; row++) {
-    char *to = sim_shadow((char *)fill->destination + row * fill->pitch);
+  for (size_t i = 0; i < fill->rows * fill->slices; i++) {
+    size_t slice = i / fill->rows, row = i % fill->rows;
+    char *to = sim_shadow((char *)fill->destination + slice * fill->slice + row * fill->pitch);
     for (size_t left = fill->element * fill->width; left;) {
       size_t part = left < sizeof pattern ? left : sizeof pattern;
       int error = move(to, at.kind, pattern, SIM_DEVICE, part);
@@ -181,26 +236,24 @@ int sim_fill_now(const sim_filling *fill) {
   return error;
 }
 
-int sim_fill(const char *api, void *destination, size_t pitch, uint32_t value, size_t element, size_t width,
-             size_t rows, int blocking, void *stream_handle) {
-  sim_filling fill = {destination, pitch, value, element, width, rows};
+int sim_fill(const char *api, const sim_filling *fill, int blocking, void *stream_handle) {
   int error = sim_ready();
   if (error) return error;
   sim_stream *stream;
   error = sim_stream_enter(stream_handle, &stream);
   if (!stream) return error;
-  if (!width || !rows) return error;
+  if (!fill->width || !fill->rows || !fill->slices) return error;
   int capturing = sim_stream_status(stream);
   sim_hold();
-  place at = place_of(destination);
-  if (!error) error = check_fill(&fill, at);
-  if (!error && !sim_stream_add(stream, &(sim_node){.what = SIM_NODE_FILL, .as.fill = fill})) error = pour(&fill, at);
+  place at = place_of(fill->destination);
+  if (!error) error = check_fill(fill, at);
+  if (!error && !sim_stream_add(stream, &(sim_node){.what = SIM_NODE_FILL, .as.fill = *fill})) error = pour(fill, at);
   sim_release();
   int refused = sim_capture_error(error);
   /* A fill of host memory is synchronous; one of device memory is not, whatever its name. */
   sim_report(&(sim_event){.api = api,
-                          .bytes = element * width * rows,
-                          .rows = rows,
+                          .bytes = fill->element * fill->width * fill->rows * fill->slices,
+                          .rows = fill->rows * fill->slices,
                           .stream = (uint64_t)stream_handle,
                           .event_class = refused || (at.kind != SIM_DEVICE && blocking) ? SIM_EVENT_COPY_STALL : SIM_EVENT_COPY_ASYNC,
                           .destination = at.kind,

@@ -1,35 +1,19 @@
 /* The face of libcuda: what PyTorch, Triton, vLLM's operators and plain driver-API programs call.
  * The other names of cuda.h are generated as stubs that answer CUDA_ERROR_NOT_SUPPORTED. */
 #define _GNU_SOURCE
-#include <cuda.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "sim.h"
-
-#define API SIM_EXPORT CUresult CUDAAPI
-#define ALIAS(name, suffix) extern SIM_EXPORT __typeof__(name) name##suffix __attribute__((alias(#name)));
-
-/* The core speaks the runtime's numbers; the two enumerations differ in a few. */
-static CUresult drv(int error) {
-  switch (error) {
-    case 101: return CUDA_ERROR_INVALID_DEVICE;
-    case 9:                                    /* the runtime alone tells configuration, */
-    case 12:                                   /* pitch */
-    case 21: return CUDA_ERROR_INVALID_VALUE;  /* and direction apart */
-    case 98: return CUDA_ERROR_NOT_FOUND;      /* invalid device function */
-    default: return (CUresult)error;           /* from 400 on, and the common low ones, they agree */
-  }
-}
+#include "driver_face.h"
 
 static int contexts[SIM_MAX_DEVICES]; /* a context is the address of its device's slot */
 static _Thread_local CUcontext current_context;
 
 static CUcontext context_of(int device) { return (CUcontext)&contexts[device]; }
-static CUresult device_of(CUcontext context, int *device) {
+CUresult device_of(CUcontext context, int *device) {
   long index = (int *)context - contexts;
   if (!context || index < 0 || index >= sim_device_count) return CUDA_ERROR_INVALID_CONTEXT;
   *device = (int)index;
@@ -131,6 +115,17 @@ API cuCtxPopCurrent(CUcontext *context) {
 }
 API cuCtxGetDevice(CUdevice *device) { *device = sim_current_device; return CUDA_SUCCESS; }
 API cuCtxSynchronize(void) { return drv(sim_device_synchronize("cuCtxSynchronize")); }
+#if CUDA_VERSION >= 13000
+API cuCtxSynchronize_v2(CUcontext context) {
+  int device, before = sim_current_device;
+  CUresult error = device_of(context, &device);
+  if (error) return error;
+  sim_current_device = device;
+  error = drv(sim_device_synchronize("cuCtxSynchronize"));
+  sim_current_device = before;
+  return error;
+}
+#endif
 
 /* ---- memory ----------------------------------------------------------------------------------- */
 
@@ -200,44 +195,6 @@ API cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr 
   return CUDA_SUCCESS;
 }
 
-/* ---- copies and fills: 1 host to device, 2 device to host, 3 device to device, 4 either ------------ */
-
-#define COPY(name, to_type, from_type, direction)                                                             \
-  API name(to_type to, from_type from, size_t bytes) {                                                        \
-    return drv(sim_copy_linear(#name, (void *)to, (const void *)from, bytes, direction, 1, NULL));            \
-  }                                                                                                           \
-  API name##Async(to_type to, from_type from, size_t bytes, CUstream stream) {                                \
-    return drv(sim_copy_linear(#name "Async", (void *)to, (const void *)from, bytes, direction, 0, stream));  \
-  }
-/* cuda.h renames these to their current ABI (…_v2), which #name would print: so plain names are spelled. */
-#define COPY_V2(name, to_type, from_type, direction)                                                          \
-  SIM_EXPORT CUresult CUDAAPI name##_v2(to_type to, from_type from, size_t bytes) {                           \
-    return drv(sim_copy_linear(#name, (void *)to, (const void *)from, bytes, direction, 1, NULL));            \
-  }                                                                                                           \
-  SIM_EXPORT CUresult CUDAAPI name##Async_v2(to_type to, from_type from, size_t bytes, CUstream stream) {     \
-    return drv(sim_copy_linear(#name "Async", (void *)to, (const void *)from, bytes, direction, 0, stream));  \
-  }
-COPY(cuMemcpy, CUdeviceptr, CUdeviceptr, 4)
-COPY_V2(cuMemcpyHtoD, CUdeviceptr, const void *, 1)
-COPY_V2(cuMemcpyDtoH, void *, CUdeviceptr, 2)
-COPY_V2(cuMemcpyDtoD, CUdeviceptr, CUdeviceptr, 3)
-
-API cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count) {
-  return drv(sim_fill("cuMemsetD8", (void *)to, 0, value, 1, count, 1, 1, NULL));
-}
-API cuMemsetD16(CUdeviceptr to, unsigned short value, size_t count) {
-  return drv(sim_fill("cuMemsetD16", (void *)to, 0, value, 2, count, 1, 1, NULL));
-}
-API cuMemsetD32(CUdeviceptr to, unsigned int value, size_t count) {
-  return drv(sim_fill("cuMemsetD32", (void *)to, 0, value, 4, count, 1, 1, NULL));
-}
-API cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
-  return drv(sim_fill("cuMemsetD8Async", (void *)to, 0, value, 1, count, 1, 0, stream));
-}
-API cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream stream) {
-  return drv(sim_fill("cuMemsetD32Async", (void *)to, 0, value, 4, count, 1, 0, stream));
-}
-
 /* ---- streams and events -------------------------------------------------------------------------- */
 
 API cuStreamCreate(CUstream *out, unsigned int flags) { return drv(sim_stream_create((void **)out, flags, 0)); }
@@ -254,6 +211,26 @@ API cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
   sim_stream *stream = sim_stream_of(handle);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   *status = (CUstreamCaptureStatus)sim_stream_status(stream);
+  return CUDA_SUCCESS;
+}
+/* The function runs on the calling thread, where a driver would use one of its own. */
+API cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
+  sim_stream *stream;
+  int error = sim_stream_enter(handle, &stream);
+  if (!error && !function) error = CUDA_ERROR_INVALID_VALUE;
+  if (!error && !sim_stream_add(stream, &(sim_node){.what = SIM_NODE_HOST, .as.host = {function, data}})) function(data);
+  return drv(error);
+}
+API cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+  return drv(sim_capture_begin(stream, (int)mode, NULL));
+}
+#undef cuStreamBeginCapture /* as of CUDA 10.0: without a mode */
+API cuStreamBeginCapture(CUstream stream) { return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL); }
+API cuStreamEndCapture(CUstream stream, CUgraph *graph) { return drv(sim_capture_end(stream, (void **)graph)); }
+API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+  int value = (int)*mode;
+  sim_exchange_capture_mode(&value);
+  *mode = (CUstreamCaptureMode)value;
   return CUDA_SUCCESS;
 }
 API cuEventCreate(CUevent *out, unsigned int flags) { return drv(sim_event_create((void **)out, flags)); }
@@ -349,7 +326,9 @@ API cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **p
   return drv(sim_launch("cuLaunchKernelEx", function, config->hStream, &shape));
 }
 ALIAS(cuStreamSynchronize, _ptsz) ALIAS(cuStreamQuery, _ptsz) ALIAS(cuStreamWaitEvent, _ptsz)
-ALIAS(cuStreamIsCapturing, _ptsz) ALIAS(cuEventRecord, _ptsz) ALIAS(cuLaunchKernel, _ptsz) ALIAS(cuLaunchKernelEx, _ptsz)
+ALIAS(cuStreamIsCapturing, _ptsz) ALIAS(cuStreamBeginCapture, _ptsz) ALIAS(cuStreamBeginCapture_v2, _ptsz)
+ALIAS(cuStreamEndCapture, _ptsz) ALIAS(cuEventRecord, _ptsz) ALIAS(cuLaunchHostFunc, _ptsz) ALIAS(cuLaunchKernel, _ptsz)
+ALIAS(cuLaunchKernelEx, _ptsz) ALIAS(cuLaunchCooperativeKernel, _ptsz)
 
 /* A tensor map is 128 opaque bytes that only a kernel reads. */
 API cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
@@ -365,13 +344,21 @@ API cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_
 
 /* ---- entry points ------------------------------------------------------------------------------------ */
 
+/* Whether a call has a second form only since a newer CUDA than the caller's. */
+static int newer(const char *symbol, int version) {
+  static const char *const since_13[] = {"cuCtxGetDevice", "cuCtxSynchronize", "cuMemcpyBatchAsync",
+                                         "cuMemcpy3DBatchAsync"};
+  for (size_t i = 0; i < sizeof since_13 / sizeof *since_13; i++)
+    if (!strcmp(since_13[i], symbol)) return version < 13000;
+  return 0;
+}
 API cuGetProcAddress(const char *symbol, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
-  (void)version; (void)flags;
+  (void)flags;
   static void *self;
   if (!self) self = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   char versioned[160];
   snprintf(versioned, sizeof versioned, "%s_v2", symbol);
-  *out = self ? dlsym(self, versioned) : NULL;
+  *out = self && !newer(symbol, version) ? dlsym(self, versioned) : NULL;
   if (self && !*out) *out = dlsym(self, symbol);
   if (status) *status = *out ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

@@ -37,9 +37,7 @@ static const struct {
 #include "cupti_apis.h"
     {"cuGetExportTable", ANY}, /* asked for by a CUDA runtime that is linked into a library */
     {"cudaGetExportTable", ANY},
-    {"cuStreamBeginCapture", ANY}, /* what it would have refused is not refused */
-    {"cuStreamBeginCaptureToGraph", ANY},
-    {"cudaStreamBeginCaptureToGraph", ANY},
+    {"cuStreamBeginCaptureToGraph", ANY}, /* what it would have refused is not refused */
 };
 
 static int policed_as(const char *name) {

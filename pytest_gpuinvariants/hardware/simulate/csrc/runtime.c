@@ -1,18 +1,12 @@
 /* The face of libcudart: the calls that PyTorch, FlashInfer and vLLM make.  The rest of the library's
  * names are generated as stubs that answer cudaErrorNotSupported (see build.py). */
 #define _GNU_SOURCE
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim.h"
-
-#define API SIM_EXPORT cudaError_t CUDARTAPI
-#define RETURN(expression) return (cudaError_t)sim_fail(expression)
-/* Per-thread default stream forms: the simulator tells the two default streams apart by no event. */
-#define ALIAS(name, suffix) extern SIM_EXPORT __typeof__(name) name##suffix __attribute__((alias(#name)));
+#include "runtime_face.h"
 
 /* ---- devices -------------------------------------------------------------------------------- */
 
@@ -233,105 +227,6 @@ API cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *poin
   return cudaSuccess;
 }
 
-/* ---- copies and fills ------------------------------------------------------------------------- */
-
-API cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
-  RETURN(sim_copy_linear("cudaMemcpy", to, from, bytes, kind, 1, NULL));
-}
-API cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
-  RETURN(sim_copy_linear("cudaMemcpyAsync", to, from, bytes, kind, 0, stream));
-}
-static int both_exist(int one, int other) {
-  return one >= 0 && other >= 0 && one < sim_device_count && other < sim_device_count;
-}
-API cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes) {
-  if (!both_exist(to_device, from_device)) RETURN(cudaErrorInvalidDevice);
-  RETURN(sim_copy_linear("cudaMemcpyPeer", to, from, bytes, cudaMemcpyDeviceToDevice, 1, NULL));
-}
-API cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream) {
-  if (!both_exist(to_device, from_device)) RETURN(cudaErrorInvalidDevice);
-  RETURN(sim_copy_linear("cudaMemcpyPeerAsync", to, from, bytes, cudaMemcpyDeviceToDevice, 0, stream));
-}
-
-static int copy_2d(const char *api, void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                   size_t height, enum cudaMemcpyKind kind, int blocking, cudaStream_t stream) {
-  if (width > to_pitch || width > from_pitch) return cudaErrorInvalidPitchValue;
-  sim_copy copy = {.api = api, .destination = to, .source = from, .bytes = width, .rows = height,
-                   .destination_pitch = to_pitch, .source_pitch = from_pitch, .slices = 1,
-                   .direction = kind, .blocking = blocking, .stream = stream};
-  return sim_run_copy(&copy);
-}
-API cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                 enum cudaMemcpyKind kind) {
-  RETURN(copy_2d("cudaMemcpy2D", to, to_pitch, from, from_pitch, width, height, kind, 1, NULL));
-}
-API cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                      enum cudaMemcpyKind kind, cudaStream_t stream) {
-  RETURN(copy_2d("cudaMemcpy2DAsync", to, to_pitch, from, from_pitch, width, height, kind, 0, stream));
-}
-
-static char *corner(struct cudaPitchedPtr area, struct cudaPos at) {
-  return (char *)area.ptr + at.z * area.pitch * area.ysize + at.y * area.pitch + at.x;
-}
-static int copy_3d(const char *api, const struct cudaMemcpy3DParms *p, int blocking, cudaStream_t stream) {
-  if (!p) return cudaErrorInvalidValue;
-  if (p->srcArray || p->dstArray) return sim_unsupported("cudaMemcpy3D with a CUDA array", cudaErrorNotSupported);
-  sim_copy copy = {.api = api,
-                   .destination = corner(p->dstPtr, p->dstPos),
-                   .source = corner(p->srcPtr, p->srcPos),
-                   .bytes = p->extent.width,
-                   .rows = p->extent.height,
-                   .slices = p->extent.depth,
-                   .destination_pitch = p->dstPtr.pitch,
-                   .source_pitch = p->srcPtr.pitch,
-                   .destination_slice = p->dstPtr.pitch * p->dstPtr.ysize,
-                   .source_slice = p->srcPtr.pitch * p->srcPtr.ysize,
-                   .direction = p->kind,
-                   .blocking = blocking,
-                   .stream = stream};
-  return sim_run_copy(&copy);
-}
-API cudaMemcpy3D(const struct cudaMemcpy3DParms *p) { RETURN(copy_3d("cudaMemcpy3D", p, 1, NULL)); }
-API cudaMemcpy3DAsync(const struct cudaMemcpy3DParms *p, cudaStream_t stream) {
-  RETURN(copy_3d("cudaMemcpy3DAsync", p, 0, stream));
-}
-#if CUDART_VERSION >= 13000
-API cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *sizes, size_t count,
-                         struct cudaMemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
-                         cudaStream_t stream) {
-  (void)attributes; (void)indices; (void)attribute_count;
-  int error = !to || !from || !sizes || !count || (uintptr_t)stream <= 1 ? cudaErrorInvalidValue : cudaSuccess;
-  for (size_t i = 0; i < count && !error; i++)
-    error = sim_copy_linear("cudaMemcpyBatchAsync", to[i], from[i], sizes[i], cudaMemcpyDefault, 0, stream);
-  RETURN(error);
-}
-#endif
-/* A symbol lives in a module's image, which is not loaded here: its copies keep their shape as events. */
-API cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, enum cudaMemcpyKind kind) {
-  (void)symbol; (void)offset; (void)kind;
-  sim_report(&(sim_event){.api = "cudaMemcpyToSymbol", .bytes = bytes, .event_class = SIM_EVENT_COPY_STALL,
-                          .destination = SIM_DEVICE, .source = sim_classify(from, NULL, NULL, NULL), .blocking = 1});
-  return cudaSuccess;
-}
-API cudaMemset(void *to, int value, size_t bytes) {
-  RETURN(sim_fill("cudaMemset", to, 0, (uint32_t)value, 1, bytes, 1, 1, NULL));
-}
-API cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
-  RETURN(sim_fill("cudaMemsetAsync", to, 0, (uint32_t)value, 1, bytes, 1, 0, stream));
-}
-API cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height) {
-  RETURN(sim_fill("cudaMemset2D", to, pitch, (uint32_t)value, 1, width, height, 1, NULL));
-}
-API cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream) {
-  RETURN(sim_fill("cudaMemset2DAsync", to, pitch, (uint32_t)value, 1, width, height, 0, stream));
-}
-
-ALIAS(cudaMemcpy, _ptds) ALIAS(cudaMemcpyAsync, _ptsz) ALIAS(cudaMemcpy2D, _ptds) ALIAS(cudaMemcpy2DAsync, _ptsz)
-ALIAS(cudaMemcpy3D, _ptds) ALIAS(cudaMemcpy3DAsync, _ptsz) ALIAS(cudaMemcpyToSymbol, _ptds)
-ALIAS(cudaMemset, _ptds) ALIAS(cudaMemsetAsync, _ptsz) ALIAS(cudaMemset2D, _ptds) ALIAS(cudaMemset2DAsync, _ptsz)
 ALIAS(cudaMallocAsync, _ptsz) ALIAS(cudaFreeAsync, _ptsz)
-#if CUDART_VERSION >= 13000
-ALIAS(cudaMemcpyBatchAsync, _ptsz)
-#endif
 
-/* The face continues in runtime_streams.c. */
+/* The face continues in runtime_copies.c and runtime_streams.c. */

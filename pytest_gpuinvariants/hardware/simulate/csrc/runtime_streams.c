@@ -1,16 +1,10 @@
 /* The face of libcudart, continued: streams, events, capture, graphs, kernels, entry points. */
 #define _GNU_SOURCE
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim.h"
-
-#define API SIM_EXPORT cudaError_t CUDARTAPI
-#define RETURN(expression) return (cudaError_t)sim_fail(expression)
-#define ALIAS(name, suffix) extern SIM_EXPORT __typeof__(name) name##suffix __attribute__((alias(#name)));
+#include "runtime_face.h"
 
 /* ---- streams -------------------------------------------------------------------------------- */
 
@@ -221,7 +215,8 @@ ALIAS(cudaStreamSynchronize, _ptsz) ALIAS(cudaStreamQuery, _ptsz) ALIAS(cudaStre
 ALIAS(cudaStreamGetPriority, _ptsz) ALIAS(cudaStreamGetFlags, _ptsz) ALIAS(cudaStreamGetDevice, _ptsz)
 ALIAS(cudaLaunchHostFunc, _ptsz) ALIAS(cudaStreamAddCallback, _ptsz) ALIAS(cudaEventRecord, _ptsz)
 ALIAS(cudaEventRecordWithFlags, _ptsz) ALIAS(cudaStreamBeginCapture, _ptsz) ALIAS(cudaStreamEndCapture, _ptsz)
-ALIAS(cudaStreamIsCapturing, _ptsz) ALIAS(cudaGraphLaunch, _ptsz) ALIAS(cudaGraphUpload, _ptsz)
+ALIAS(cudaStreamIsCapturing, _ptsz) ALIAS(cudaStreamBeginCaptureToGraph, _ptsz)
+ALIAS(cudaGraphLaunch, _ptsz) ALIAS(cudaGraphUpload, _ptsz)
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
@@ -342,13 +337,11 @@ API cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *count, const void *functi
 SIM_EXPORT cudaError_t CUDARTAPI cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned int version,
                                                                   unsigned long long flags,
                                                                   enum cudaDriverEntryPointQueryResult *status) {
-  (void)version; (void)flags;
-  static void *driver;
-  if (!driver) driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  char versioned[160];
-  snprintf(versioned, sizeof versioned, "%s_v2", symbol); /* the current ABI of a call that has had two */
-  *out = driver ? dlsym(driver, versioned) : NULL;
-  if (driver && !*out) *out = dlsym(driver, symbol);
+  static int (*look_up)(const char *, void **, int, unsigned long long, int *);
+  void *driver = look_up ? NULL : dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver) *(void **)&look_up = dlsym(driver, "cuGetProcAddress_v2");
+  *out = NULL;
+  if (look_up) look_up(symbol, out, (int)version, flags, NULL);
   if (status) *status = *out ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }

@@ -80,6 +80,7 @@ typedef struct {
   size_t slices, destination_slice, source_slice; /* slice strides in bytes */
   int direction;
   int blocking;
+  int uncapturable; /* a capture refuses it */
   void *stream;
 } sim_copy;
 typedef struct {
@@ -87,12 +88,30 @@ typedef struct {
   size_t pitch;
   uint32_t value;
   size_t element, width, rows; /* bytes of the pattern (1, 2 or 4), elements of a row, rows */
+  size_t slices, slice;        /* slice stride in bytes */
 } sim_filling;
 int sim_run_copy(const sim_copy *copy);
 int sim_copy_linear(const char *api, void *destination, const void *source, size_t bytes,
                     int direction, int blocking, void *stream);
-int sim_fill(const char *api, void *destination, size_t pitch, uint32_t value, size_t element,
-             size_t width, size_t rows, int blocking, void *stream);
+int sim_fill(const char *api, const sim_filling *fill, int blocking, void *stream);
+
+/* Batches; `failed`, where it is not NULL, takes the index of the copy that failed. */
+int sim_copy_batch(const char *api, void *const *to, const void *const *from, const size_t *sizes, size_t count,
+                   size_t *failed, void *stream);
+typedef struct { /* cudaMemcpy3DOperand and CUmemcpy3DOperand */
+  int type;
+  void *pointer;
+  size_t row, layer; /* 0: packed as the copy's extent */
+  uint64_t place;
+} sim_operand;
+typedef struct { /* cudaMemcpy3DBatchOp and CUDA_MEMCPY3D_BATCH_OP */
+  sim_operand source, destination;
+  size_t width, height, depth;
+  int order;
+  unsigned flags;
+} sim_operation;
+int sim_copy_batch_3d(const char *api, const char *of_array, size_t count, const sim_operation *operations,
+                      unsigned long long flags, size_t *failed, void *stream);
 
 /* Live handles: a stale or foreign one is an error, never a crash. */
 enum { SIM_STREAM = 1, SIM_EVENT, SIM_GRAPH, SIM_GRAPH_EXEC, SIM_MODULE, SIM_KERNEL, SIM_OBJECT, SIM_BLAS };
@@ -172,6 +191,7 @@ int sim_stream_add(sim_stream *stream, const sim_node *node);             /* 1 i
 int sim_capture_mark(const sim_stream *stream, sim_cuda_event *event);    /* 1 if captured */
 int sim_capture_asked(const sim_cuda_event *event); /* error of asking for an event of a capture, else 0 */
 int sim_capture_unsafe(void);                       /* error of a call that captures forbid, else 0 */
+int sim_capture_refuse(sim_stream *stream);         /* the same of a call that its stream's capture forbids */
 int sim_capture_error(int error);                   /* whether an error is one that a capture causes */
 void sim_exchange_capture_mode(int *mode);
 

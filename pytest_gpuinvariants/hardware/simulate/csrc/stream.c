@@ -57,6 +57,12 @@ int sim_stream_create(void **out, unsigned flags, int priority) {
 
 static void invalidate(sim_capture *capture) { capture->status = cudaStreamCaptureStatusInvalidated; }
 
+static int refuse(sim_stream *stream) {
+  if (!stream->capture) return cudaSuccess;
+  invalidate(stream->capture);
+  return cudaErrorStreamCaptureUnsupported;
+}
+
 static sim_capture *capture_by_id(uint64_t id) {
   for (sim_capture *capture = captures; id && capture; capture = capture->next)
     if (capture->id == id) return capture;
@@ -205,6 +211,13 @@ int sim_capture_unsafe(void) {
   return error;
 }
 
+int sim_capture_refuse(sim_stream *stream) {
+  pthread_mutex_lock(&lock);
+  int error = refuse(stream);
+  pthread_mutex_unlock(&lock);
+  return error;
+}
+
 int sim_capture_error(int error) {
   return error == cudaErrorCapturedEvent ||
          (error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureImplicit);
@@ -321,10 +334,7 @@ int sim_stream_query(void *handle) {
   if (!stream) return cudaErrorInvalidResourceHandle;
   pthread_mutex_lock(&lock);
   error = implicit(handle);
-  if (!error && stream->capture) {
-    invalidate(stream->capture);
-    error = cudaErrorStreamCaptureUnsupported;
-  }
+  if (!error) error = refuse(stream);
   pthread_mutex_unlock(&lock);
   return error ? error : sim_capture_unsafe();
 }
