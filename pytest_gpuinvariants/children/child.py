@@ -15,15 +15,18 @@ from pathlib import Path
 from pytest_gpuinvariants.allowances import VLLM, Allowance
 from pytest_gpuinvariants.children import processes
 from pytest_gpuinvariants.children.channel import VARIABLE, Armed, Reader
-from pytest_gpuinvariants.events import Allocation, Copy, Event, Synchronization
-from pytest_gpuinvariants.findings import Finding, Tally
+from pytest_gpuinvariants.events import Allocation, Copy, Event, Synchronization, Thread
+from pytest_gpuinvariants.findings import MAX_DISTINCT, Finding, Tally
 from pytest_gpuinvariants.integrations import multicast, torch_repr, vllm_sync
 from pytest_gpuinvariants.integrations.after_import import after_import
 from pytest_gpuinvariants.invariants import no_implicit_sync
+from pytest_gpuinvariants.invariants.no_implicit_sync import KINDS
 from pytest_gpuinvariants.monitor import Monitor, Region
 from pytest_gpuinvariants.recorders.choice import make_recorder
 from pytest_gpuinvariants.scopes import Scope
 
+# Findings that differ in their sizes or threads only are kept apart up to this many.
+_KEPT_APART = MAX_DISTINCT
 # Every call is written up to this many at one place, then each time that their number has doubled, and at the end.
 _EXACT = 1000
 
@@ -56,6 +59,8 @@ class _Written(Tally):
         armed = next((one for one in reversed(now) if item.doubt or item.kind in one.kinds), None)
         if armed is None:
             return
+        if len(self._counts) >= _KEPT_APART and (armed, item) not in self._counts:
+            item = _of_its_place(item)
         total = self._counts.get((armed, item), 0) + count
         self._counts[armed, item] = total
         if total <= _EXACT or not total & (total - 1):
@@ -72,6 +77,12 @@ class _Written(Tally):
         for (armed, found), count in self._counts.items():
             if count > _EXACT:
                 self._write(armed, found, count, exact=True)
+
+
+def _of_its_place(found: Finding) -> Finding:
+    """One for all calls like this at its place, whatever their sizes and threads: their number is bounded."""
+    message = f"{found.subject.replace(':', ' ')} and others like it: {KINDS.get(found.kind, found.kind)}"
+    return replace(found, message=message, thread=Thread(0, "any"))
 
 
 class _Rule:

@@ -2,7 +2,7 @@
 
 A process finds the channel through its environment.  One that is started with another environment, or
 told to ignore it, goes unpoliced, and that must be said.  The interpreter tells of every start by
-``subprocess``, but not of those by ``multiprocessing``.
+``subprocess`` and ``os``, but not of those by ``multiprocessing``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
 _told: Told | None = None
 _hooked = False
+# Each with the program first, its arguments, and the environment last.
+_STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec")
 
 
 def watch(told: Told | None) -> None:
@@ -36,9 +38,8 @@ def watch(told: Told | None) -> None:
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
-    if _told is None or event not in ("subprocess.Popen", "os.posix_spawn"):
+    if _told is None or event not in _STARTS:
         return
-    # One has the working directory before the environment.
     executable, argv, environment = arguments[0], arguments[1], arguments[-1]
     problem = unreachable(executable, argv, environment)
     if problem is not None:
@@ -110,9 +111,13 @@ def unreachable(executable: object, argv: object, environment: object) -> str | 
     """
     words = [_text(word) for word in argv] if isinstance(argv, Sequence) and not isinstance(argv, str | bytes) else []
     program = _text(executable) or (words[0] if words else "")
-    if not program or not _is_python(program):
+    if not program:
         return None
     name = Path(program).name
+    if name == "env" and any(map(_takes_away, words[1:])) and any(map(_is_python, words[1:])):
+        return "env: it starts Python with an environment of its own"
+    if not _is_python(program):
+        return None
     variables = {
         _text(key): _text(value)
         for key, value in (environment if isinstance(environment, Mapping) else os.environ).items()
@@ -124,6 +129,11 @@ def unreachable(executable: object, argv: object, environment: object) -> str | 
     if ignored := set(_flags(words[1:])) & set("IES"):
         return f"{name}: started with -{min(ignored)}, which keeps it from the test's environment"
     return None
+
+
+def _takes_away(word: str) -> bool:
+    """Whether it is an option of ``env`` that takes variables away."""
+    return word == "-" or word.startswith(("--ignore-environment", "--unset", "-i", "-u"))
 
 
 def _flags(words: Sequence[str]) -> Iterator[str]:

@@ -265,14 +265,25 @@ def test_what_can_not_be_reached_is_not_verified(run: Run) -> None:
             subprocess.run([sys.executable, "-c", code], check=True)
 
         @no_implicit_sync(children=True)
+        def test_other_starts():
+            assert os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-c", "pass"], {}) == 0
+
+        @no_implicit_sync(children=True)
+        @pytest.mark.parametrize("option", ["-i", "-uPYTHONPATH", "--unset=PYTHONPATH"])
+        def test_env(option): subprocess.run(["env", option, sys.executable, "-c", "pass"], check=True)
+
+        @no_implicit_sync(children=True)
         def test_no_python(): subprocess.run(["true"], env={}, check=True)
 
         @no_implicit_sync(children=True)
-        def test_reached(): subprocess.run([sys.executable, "-c", "pass"], env={**os.environ}, check=True)
+        def test_reached():
+            subprocess.run([sys.executable, "-c", "pass"], env={**os.environ}, check=True)
+            assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", "pass"]) == 0
+            subprocess.run(["env", "A=1", sys.executable, "-c", "pass"], check=True)
         """,
         "-rs",
     )
-    result.assert_outcomes(skipped=12, passed=2)
+    result.assert_outcomes(skipped=16, passed=2)
     result.stdout.fnmatch_lines(["*could not be policed: *: started with -I, which keeps it from the test's *"])
     result.stdout.fnmatch_lines(["*could not be policed: *: started with an environment of its own*"])
     result.stdout.fnmatch_lines(["*could not be policed: *: started with a PYTHONPATH of its own*"])
@@ -457,3 +468,36 @@ def test_an_exemption_of_the_test_reaches_its_children(run: Run, method: str) ->
     assert [line for line in printed.splitlines() if "matched nothing" in line] == [
         "an allowance matched nothing: no such place (where=elsewhere.*)"
     ]
+
+
+def test_calls_of_ever_other_sizes_are_kept_in_bounds(run: Run) -> None:
+    """In a child as in its parent; none of them is lost."""
+    result = run(
+        """
+        import subprocess
+        import sys
+        import pytest
+        from pytest_gpuinvariants import InvariantViolation, allow_sync, no_implicit_sync
+
+        CODE = (
+            "import torch\\n"
+            "to, of = torch.empty(1000, device='cuda'), torch.empty(1000)\\n"
+            "for size in range(1, 1001): to[:size].copy_(of[:size], non_blocking=True)"
+        )
+
+        def test_sizes():
+            with pytest.raises(InvariantViolation) as caught, no_implicit_sync(children=True):
+                subprocess.run([sys.executable, "-c", CODE], check=True)
+            findings = caught.value.findings
+            assert sum(found.count for found in findings) == 1000
+            assert (len(findings), findings[-1].count) == (201, 800)
+            assert len({found.id for found in findings}) == 1
+            assert "and others like it" in findings[-1].message
+
+        def test_allowed():
+            with no_implicit_sync(children=True), allow_sync("all of them", kind="pageable-copy") as allowed:
+                subprocess.run([sys.executable, "-c", CODE], check=True)
+            assert allowed.count == 1000
+        """
+    )
+    result.assert_outcomes(passed=2)
