@@ -47,6 +47,7 @@ class Monitor:
         self._standing = standing
         self._entries: list[Region | Allowance] = []
         self._lock = threading.RLock()  # a signal's handler may fork inside of it
+        self._counting = threading.RLock()  # a signal's handler may make calls inside of it
         self._wanted: frozenset[type[ApiCall]] = frozenset()
         self._broken: BaseException | None = None
         self._start_thread = threading.Thread.start
@@ -95,6 +96,7 @@ class Monitor:
     def forget(self) -> None:
         """Drop everything that is armed, in a process that was forked off: it is the parent's."""
         self._lock = threading.RLock()
+        self._counting = threading.RLock()
         self._entries = []
         self._broken = None
         self._leave_threads()
@@ -176,8 +178,9 @@ class Monitor:
             judged.append((entry, found, () if found.note else (*passed, *self._standing(found))))
 
         def again(count: int) -> None:
-            for region, found, allowances in judged:
-                _count(region, found, allowances, count)
+            with self._counting:
+                for region, found, allowances in judged:
+                    _count(region, found, allowances, count)
 
         again(1)
         # Frames and adopted threads come and go while the entries stay.

@@ -208,6 +208,9 @@ class Hearing:
         self._variable: ContextVar[int] | None = None
         self._bound = self._receive
         self._bound_native = self._tell_native_calls
+        self._naming = threading.RLock()
+        self._generation = 0
+        """How often was settled."""
         self._mark: ctypes.c_uint8 | None = None
         self._telling = threading.RLock()  # a signal's handler may come in between
         self._keys = (ctypes.c_uint64 * _MOST_NAMED)()
@@ -256,13 +259,14 @@ class Hearing:
             return
         self._library.gi_tell_aside()  # what this thread has not told yet
         self._tell_native_calls()
-        named, self._named = self._named, {}
-        taken = self._library.gi_take_counts(self._keys, self._counts)
-        self._codes.clear()
-        for index in range(taken):
-            key = self._keys[index]
-            again = named.get(key) or self._named[key]  # another thread may have named it just now
-            again(self._counts[index])
+        with self._naming:
+            self._generation += 1
+            taken = self._library.gi_take_counts(self._keys, self._counts)
+            counted = [(self._named[self._keys[index]], self._counts[index]) for index in range(taken)]
+            self._named.clear()
+            self._codes.clear()
+        for again, count in counted:
+            again(count)
 
     def mark_untold(self, byte: ctypes.c_uint8) -> None:
         """Let a byte be 1 while there are calls that this process would take with it if it died now.
@@ -304,6 +308,7 @@ class Hearing:
             self._library.gi_drop_native_calls()
             self._telling = threading.RLock()
             self._library.gi_take_counts(self._keys, self._counts)
+        self._naming = threading.RLock()
         self._named = {}
         self._failure = None
         self.end()
@@ -348,15 +353,19 @@ class Hearing:
 
     def _tell(self, sink: Sink, key: int, native: NativeEvent, frame: FrameType | None) -> None:
         # On the calling thread, while the call is under way.
+        generation = self._generation
         again = sink(event_of(native, stacks.current_thread(native.thread), stacks.capture(self._full_stacks)))
         if again is None:
             return
         if len(self._named) >= _MOST_NAMED:
             self.settle()
-        while frame is not None:
-            self._codes[id(frame.f_code)] = frame.f_code
-            frame = frame.f_back
         assert self._library is not None
         self._depend_on(vllm_sync.variable())  # vLLM may have been imported meanwhile
-        self._named[key] = again
-        self._library.gi_name(ctypes.c_uint64(key))
+        with self._naming:
+            if self._generation != generation:
+                return  # settled meanwhile, by another thread: what is armed may be something else
+            while frame is not None:
+                self._codes[id(frame.f_code)] = frame.f_code
+                frame = frame.f_back
+            self._named[key] = again
+            self._library.gi_name(ctypes.c_uint64(key))

@@ -397,3 +397,43 @@ def test_printing_a_tensor_waits_for_its_values(run: Run) -> None:
             "no_implicit_sync: <string>:1: cudaStreamSynchronize: *",
         ]
     )
+
+
+def test_no_call_is_lost_where_threads_change_places_at_any_time(run: Run) -> None:
+    result = run(
+        """
+        import sys
+        import threading
+        import torch
+        from pytest_gpuinvariants import allow_sync, no_implicit_sync
+
+        def test_counts():
+            torch.ones(1, device="cuda")
+            done, made = threading.Event(), []
+
+            def work():
+                count = 0
+                while not done.is_set():
+                    torch.cuda.synchronize()
+                    count += 1
+                made.append(count)
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(1e-6)
+            try:
+                with no_implicit_sync(threads="all", mode="warn", kinds="sync") as outer:
+                    for thread in threads:
+                        thread.start()
+                    for _ in range(3000):
+                        with allow_sync("none of them", kind="allocation"):
+                            pass
+                    done.set()
+                    for thread in threads:
+                        thread.join()
+            finally:
+                sys.setswitchinterval(interval)
+            assert sum(found.count for found in outer.tally.violations) == sum(made) > 0
+        """
+    )
+    result.assert_outcomes(passed=1, warnings=1)
