@@ -274,11 +274,12 @@ class AllowSync:
         allowance = Allowance(self.exemption, Scope.here())
         inside = ExitStack()
         run = session.current() if session.is_running() else None
-        monitor = run.monitor if run is not None else child.monitor()
-        if monitor is not None:
-            monitor.enter(allowance)
-            inside.callback(monitor.leave, allowance)
-        if run is not None:
+        if run is None:
+            inside.enter_context(child.exempting(allowance))
+        else:
+            if run.monitor is not None:
+                run.monitor.enter(allowance)
+                inside.callback(run.monitor.leave, allowance)
             inside.enter_context(run.children.allowed(allowance))
             if run.current is not None and not run.current.warming_up:
                 run.current.covered_by(self.exemption)  # so that one that covers nothing is reported

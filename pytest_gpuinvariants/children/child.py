@@ -31,11 +31,27 @@ _KEPT_APART = MAX_DISTINCT
 _EXACT = 1000
 
 _monitor: Monitor | None = None
+_exempting: list[Allowance] = []
+"""What the process's own code exempts now: it may begin before torch is imported, and policing with that."""
 
 
 def monitor() -> Monitor | None:
     """The monitor of a process that polices itself for a parent; None elsewhere."""
     return _monitor
+
+
+@contextmanager
+def exempting(allowance: Allowance) -> Iterator[None]:
+    """Exempt what a process without a run of its own does in the block."""
+    _exempting.append(allowance)
+    if _monitor is not None:
+        _monitor.enter(allowance)
+    try:
+        yield
+    finally:
+        _exempting.remove(allowance)
+        if _monitor is not None:
+            _monitor.leave(allowance)
 
 
 class _Written(Tally):
@@ -202,6 +218,8 @@ def join() -> None:
         police(policing, reader)
         processes.watch(reader.tell_unpoliced)  # what this one starts belongs to the test, too
         _monitor = policing
+        for allowance in _exempting:
+            policing.enter(allowance)
         os.register_at_fork(
             before=policing.before_fork,
             after_in_parent=policing.after_fork,

@@ -334,11 +334,27 @@ def test_exemptions_hold_in_children(run: Run, pytester: pytest.Pytester, method
             with allow_sync("reads back"):
                 torch.cuda.synchronize()
 
+        def allowed_before_torch():
+            with allow_sync("reads back"):
+                import torch
+                torch.cuda.synchronize()
+
+        def not_any_more():
+            allowed_before_torch()
+            import torch
+            torch.cuda.synchronize()
+
         def start(target):
             process = multiprocessing.get_context({method!r}).Process(target=target)
             process.start()
             process.join()
             assert process.exitcode == 0
+
+        @no_implicit_sync(children=True)
+        def test_by_the_child_before_it_imports_torch(): start(allowed_before_torch)
+
+        @no_implicit_sync(children=True)
+        def test_after_it(): start(not_any_more)
 
         @no_implicit_sync(children=True)
         def test_by_the_ini_file(): start(known)
@@ -347,7 +363,9 @@ def test_exemptions_hold_in_children(run: Run, pytester: pytest.Pytester, method
         def test_by_the_child(): start(allowed)
         """
     )
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3, failed=1)
+    assert "cudaDeviceSynchronize: blocks until the device is idle\n  id: sync:" in text(result)
+    assert "in not_any_more" in text(result)
 
 
 def test_many_calls_of_a_child_are_counted(run: Run) -> None:
