@@ -228,13 +228,13 @@ def test_listening_does_not_stop_threads_that_share_torchs_allocator(tmp_path: P
         end = time.monotonic() + 1
 
         def allocate():
-            while time.monotonic() < end:
+            while time.monotonic() < end or not rounds[0]:
                 torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
                 torch.cuda.empty_cache()
                 rounds[0] += 1
 
         def ask():
-            while time.monotonic() < end:
+            while time.monotonic() < end or not rounds[1]:
                 torch.empty(100, device="cuda")
                 torch.cuda.memory_allocated()
                 rounds[1] += 1
