@@ -273,7 +273,18 @@ def test_what_can_not_be_reached_is_not_verified(run: Run) -> None:
         def test_env(option): subprocess.run(["env", option, sys.executable, "-c", "pass"], check=True)
 
         @no_implicit_sync(children=True)
+        @pytest.mark.parametrize("way", ["[sys.executable, '-I', '-c', '']", "[sys.executable, '-c', ''], env={}"])
+        def test_by_a_launcher_without_torch(way):
+            code = f"import subprocess, sys; subprocess.run({way}, check=True); assert 'torch' not in sys.modules"
+            subprocess.run([sys.executable, "-c", code], check=True)
+
+        @no_implicit_sync(children=True)
         def test_no_python(): subprocess.run(["true"], env={}, check=True)
+
+        @no_implicit_sync(children=True)
+        def test_reached_by_a_launcher_without_torch():
+            code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'], check=True)"
+            subprocess.run([sys.executable, "-c", code], check=True)
 
         @no_implicit_sync(children=True)
         def test_reached():
@@ -283,7 +294,7 @@ def test_what_can_not_be_reached_is_not_verified(run: Run) -> None:
         """,
         "-rs",
     )
-    result.assert_outcomes(skipped=16, passed=2)
+    result.assert_outcomes(skipped=18, passed=3)
     result.stdout.fnmatch_lines(["*could not be policed: *: started with -I, which keeps it from the test's *"])
     result.stdout.fnmatch_lines(["*could not be policed: *: started with an environment of its own*"])
     result.stdout.fnmatch_lines(["*could not be policed: *: started with a PYTHONPATH of its own*"])

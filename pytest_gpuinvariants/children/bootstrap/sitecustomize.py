@@ -1,6 +1,7 @@
 """Found by a child process through PYTHONPATH: waits for torch to be imported, and joins the channel.
 
-A child that never imports torch pays for this file and nothing else.
+A child that never imports torch pays for this file and nothing else, unless it starts others that may
+not find the channel.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 import os
 import sys
 from _thread import get_ident
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+_VARIABLE = "PYTEST_GPUINVARIANTS_CHANNEL"
 
 
 class _Joining(Loader):
@@ -63,7 +66,7 @@ def _has_cuda() -> bool:
 
 def _tell(error: str) -> None:
     """Let the parent know that this process goes unpoliced."""
-    path = os.path.join(os.environ["PYTEST_GPUINVARIANTS_CHANNEL"], f"{os.getpid()}.jsonl")
+    path = os.path.join(os.environ[_VARIABLE], f"{os.getpid()}.jsonl")
     # The run may have ended, and its channel be gone.
     with contextlib.suppress(OSError), open(path, "a") as file:
         file.write(json.dumps({"pid": os.getpid(), "error": error}) + "\n")
@@ -112,6 +115,31 @@ class _Waiting(MetaPathFinder):
             _tell(f"{sys.executable} (pid {os.getpid()}): CUDA was used without torch, whose CUPTI the recorder needs")
 
 
+def _may_not_find_the_channel(words: Sequence[object], environment: object) -> bool:
+    """Whether a start is worth a closer look, which takes a quarter of a second."""
+    search = os.environ.get("PYTHONPATH")
+    variables = environment if isinstance(environment, Mapping) else os.environ
+    if _VARIABLE not in variables or variables.get("PYTHONPATH") != search:
+        return True
+    program = os.path.basename(str(words[0])) if words else ""
+    return program == "env" or any(str(word)[:1] == "-" and set("IES") & set(str(word)) for word in words[1:])
+
+
+def _watch_starts(event: str, arguments: tuple[object, ...]) -> None:
+    """An audit hook: a process without torch, too, may start others that do not find the channel."""
+    if event not in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
+        return
+    executable, argv, environment = arguments[0], arguments[1], arguments[-1]
+    words = argv if isinstance(argv, list | tuple) else [executable]
+    if "torch" in sys.modules or not _may_not_find_the_channel(words, environment):
+        return  # a process that polices itself looks by itself
+    with contextlib.suppress(ImportError):
+        from pytest_gpuinvariants.children import processes
+
+        if (problem := processes.unreachable(executable, argv, environment)) is not None:
+            _tell(problem)
+
+
 def _next_sitecustomize() -> None:
     """Run the one that this file hides, if there is any."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -125,7 +153,8 @@ def _next_sitecustomize() -> None:
             return
 
 
-if os.environ.get("PYTEST_GPUINVARIANTS_CHANNEL"):
+if os.environ.get(_VARIABLE):
+    sys.addaudithook(_watch_starts)
     if "torch" not in sys.modules:
         _Waiting()
     elif (_child := _joining()) is not None:  # imported by a .pth file
